@@ -1,0 +1,187 @@
+package audit
+
+import (
+	"context"
+
+	"warder/internal/identity"
+)
+
+// Schema is the value of every record's "schema" key.
+const Schema = "warder.audit/v1"
+
+// Events and stages of the fixed format.
+const (
+	EventRequest    = "request"
+	EventRunStart   = "run.start"
+	EventRunEnd     = "run.end"
+	EventPolicyLoad = "policy.load"
+	EventDrop       = "drop"
+	EventOverride   = "override"
+	EventApproval   = "approval"
+	EventLease      = "lease." // prefix: lease.issue, lease.revoke, …
+
+	StageReserved    = "reserved"
+	StageCompleted   = "completed"
+	StageInterrupted = "interrupted"
+)
+
+// Record is one line of the log. Schema, ID, Time, Seq, Stream, Prev and Hash
+// are filled in by the writer; callers leave them empty (ID may be preset).
+type Record struct {
+	Schema     string        `json:"schema"`
+	ID         string        `json:"id"`
+	Time       string        `json:"time"` // RFC 3339 with nanoseconds, UTC
+	Seq        uint64        `json:"seq"`
+	Stream     string        `json:"stream"`
+	Event      string        `json:"event"`
+	Stage      string        `json:"stage,omitempty"`
+	Run        *identity.Run `json:"run,omitempty"`
+	Request    *Request      `json:"request,omitempty"`
+	Dst        *Dst          `json:"dst,omitempty"`
+	Mode       string        `json:"mode,omitempty"`    // intercepted|plain|passthrough|tunnel|refused
+	Verdict    string        `json:"verdict,omitempty"` // allow|deny|error
+	Reason     string        `json:"reason,omitempty"`
+	Rule       string        `json:"rule,omitempty"`
+	Would      string        `json:"would,omitempty"` // monitor mode: "deny"
+	Policy     *Policy       `json:"policy,omitempty"`
+	Credential *Credential   `json:"credential,omitempty"`
+	Response   *Response     `json:"response,omitempty"`
+	Timing     *Timing       `json:"timing_us,omitempty"`
+	Detail     string        `json:"detail,omitempty"` // for operators; capped, control-free
+	*RunStart
+	*RunEnd
+	*Drop
+	*Override
+	Prev string `json:"prev"`
+	Hash string `json:"hash"`
+}
+
+// Request describes the canonical request. Values of query and headers are never recorded.
+type Request struct {
+	ID          string   `json:"id"`
+	Method      string   `json:"method,omitempty"`
+	Scheme      string   `json:"scheme,omitempty"`
+	Host        string   `json:"host,omitempty"`
+	Port        int      `json:"port,omitempty"`
+	Path        string   `json:"path,omitempty"`
+	QueryKeys   []string `json:"query_keys,omitempty"`
+	Protocol    string   `json:"protocol,omitempty"`
+	HeaderNames []string `json:"header_names,omitempty"`
+	Bytes       int64    `json:"bytes"`
+	Attempts    int      `json:"attempts"`
+	Asked       string   `json:"asked,omitempty"` // the other name of an authority mismatch
+}
+
+// Dst is what was really dialled.
+type Dst struct {
+	IP         string `json:"ip,omitempty"`
+	Port       int    `json:"port,omitempty"`
+	SNI        string `json:"sni,omitempty"`
+	TLSVersion string `json:"tls_version,omitempty"`
+	CertSHA256 string `json:"cert_sha256,omitempty"`
+}
+
+// Policy names the text that decided.
+type Policy struct {
+	Revision   string `json:"revision,omitempty"`
+	Digest     string `json:"digest,omitempty"`
+	DecisionID string `json:"decision_id,omitempty"`
+	Mode       string `json:"mode,omitempty"`
+	InputRef   string `json:"input_ref,omitempty"`
+}
+
+// Credential names what was injected; never the value, not even hashed.
+type Credential struct {
+	Name           string `json:"name"`
+	Kind           string `json:"kind,omitempty"`
+	LeaseID        string `json:"lease_id,omitempty"`
+	Accessor       string `json:"accessor,omitempty"`
+	VaultRequestID string `json:"vault_request_id,omitempty"`
+	Expires        string `json:"expires,omitempty"` // RFC 3339
+	Status         string `json:"status,omitempty"`  // at run end: revoked | expires | static | unconfirmed
+	Detail         string `json:"detail,omitempty"`
+}
+
+// Response is the upstream's answer (or ours, for a denial).
+type Response struct {
+	Status   int   `json:"status"`
+	Bytes    int64 `json:"bytes"`
+	Scrubbed int64 `json:"scrubbed"`
+}
+
+// Timing is in microseconds.
+type Timing struct {
+	Decide   int64 `json:"decide"`
+	Grant    int64 `json:"grant"`
+	Upstream int64 `json:"upstream"`
+	Total    int64 `json:"total"`
+}
+
+// RunStart holds the keys of a run.start line.
+type RunStart struct {
+	Argv     []string       `json:"argv,omitempty"`
+	EnvNames []string       `json:"env_names,omitempty"`
+	Inputs   []File         `json:"inputs,omitempty"`
+	Limits   map[string]any `json:"limits,omitempty"` // effective limits, and "not_enforced": [names]
+	Image    string         `json:"image,omitempty"`
+}
+
+// RunEnd holds the keys of a run.end line.
+type RunEnd struct {
+	Cause       string       `json:"cause,omitempty"` // exit|signal|timeout|oom|error|interrupted
+	ExitCode    *int         `json:"exit_code,omitempty"`
+	Stdout      *Stream      `json:"stdout,omitempty"`
+	Stderr      *Stream      `json:"stderr,omitempty"`
+	Artifacts   []File       `json:"artifacts,omitempty"`
+	Credentials []Credential `json:"credentials,omitempty"`
+}
+
+// Stream summarises an output stream of the task.
+type Stream struct {
+	Bytes     int64  `json:"bytes"`
+	SHA256    string `json:"sha256"`
+	Truncated bool   `json:"truncated"`
+}
+
+// File is an input or an artefact.
+type File struct {
+	Path    string `json:"path"`
+	Size    int64  `json:"size"`
+	Mode    string `json:"mode,omitempty"`
+	SHA256  string `json:"sha256,omitempty"`
+	Refused string `json:"refused,omitempty"`
+}
+
+// Drop counts packets that led nowhere, by kind: udp, icmp, ipv6, raw, fragment, …
+type Drop struct {
+	Dropped map[string]uint64 `json:"dropped,omitempty"`
+}
+
+// Override says that a narrow exception of the configuration was used.
+type Override struct {
+	Setting string `json:"setting,omitempty"`
+	Value   string `json:"value,omitempty"`
+}
+
+// Future resolves once its record is durable, or never will be.
+type Future struct {
+	done chan struct{}
+	err  error
+}
+
+// Wait returns nil once the record is on disk (fdatasync has returned), the
+// writer's error, or the context's. A record whose Wait was cut short by the
+// context may still become durable.
+func (f *Future) Wait(ctx context.Context) error {
+	select {
+	case <-f.done:
+		return f.err
+	default:
+	}
+	select {
+	case <-f.done:
+		return f.err
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}

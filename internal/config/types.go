@@ -1,0 +1,171 @@
+// Package config reads warder.yaml: one strict file, one struct. Unknown keys,
+// duplicate keys, a second document and an empty file are errors with file, line
+// and column. Relative paths are relative to the file; "~/" is the caller's home.
+package config
+
+import "time"
+
+// Config is the whole of warder.yaml (design contract "version: 1").
+type Config struct {
+	Version     int                   `yaml:"version"`
+	Policy      Policy                `yaml:"policy"`
+	Vault       *Vault                `yaml:"vault"`
+	Credentials map[string]Credential `yaml:"credentials"`
+	Sandbox     Sandbox               `yaml:"sandbox"`
+	Proxy       Proxy                 `yaml:"proxy"`
+	Audit       Audit                 `yaml:"audit"`
+
+	File string `yaml:"-"` // absolute path it was read from; "" when there is none
+}
+
+// Policy says where the Rego is. Mode is enforce (default) or monitor.
+type Policy struct {
+	Path string `yaml:"path"`
+	Mode string `yaml:"mode"`
+}
+
+// Vault is the connection to HashiCorp Vault (or OpenBao).
+type Vault struct {
+	Address   string   `yaml:"address"`
+	CAFile    string   `yaml:"ca_file"`
+	Namespace string   `yaml:"namespace"`
+	Timeout   Duration `yaml:"timeout"` // per call; default 5s
+	Auth      Auth     `yaml:"auth"`
+	TokenRole string   `yaml:"token_role"`
+}
+
+// Auth is one login method.
+type Auth struct {
+	Method       string `yaml:"method"` // approle | token_file | jwt | kubernetes | cert
+	Mount        string `yaml:"mount"`
+	RoleIDFile   string `yaml:"role_id_file"`
+	SecretIDFile string `yaml:"secret_id_file"`
+	Wrapped      bool   `yaml:"wrapped"`
+	TokenFile    string `yaml:"token_file"`
+	Role         string `yaml:"role"`
+	JWTFile      string `yaml:"jwt_file"`
+	CertFile     string `yaml:"cert_file"`
+	KeyFile      string `yaml:"key_file"`
+}
+
+// Credential binds a source of a value to the places it may be sent to.
+type Credential struct {
+	Source  Source            `yaml:"source"`
+	Inject  Inject            `yaml:"inject"`
+	Hosts   []string          `yaml:"hosts"`
+	Methods *[]string         `yaml:"methods"` // nil: any; empty: none
+	Paths   *[]string         `yaml:"paths"`   // nil: any; empty: none
+	StandIn map[string]string `yaml:"stand_in"`
+	Ranges  bool              `yaml:"ranges"` // let Range through on credentialed exchanges
+}
+
+// Source has exactly one member set.
+type Source struct {
+	Vault *VaultSource `yaml:"vault"`
+	Local *LocalSource `yaml:"local"`
+}
+
+// VaultSource has exactly one of KV, Read, OIDC, JWT, PKI, HMAC, TOTP, AWS.
+type VaultSource struct {
+	KV       string   `yaml:"kv"`
+	Read     string   `yaml:"read"`
+	OIDC     string   `yaml:"oidc"`
+	JWT      string   `yaml:"jwt"`
+	PKI      string   `yaml:"pki"`
+	TOTP     string   `yaml:"totp"`
+	HMAC     string   `yaml:"hmac"`
+	AWS      string   `yaml:"aws"`
+	Field    string   `yaml:"field"`
+	Mount    string   `yaml:"mount"`
+	Version  int      `yaml:"version"` // KV version; 0 means 2
+	Policies []string `yaml:"policies"`
+}
+
+// LocalSource has exactly one member set.
+type LocalSource struct {
+	Env     string         `yaml:"env"`
+	File    string         `yaml:"file"`
+	Command []string       `yaml:"command"`
+	JWT     *LocalJWT      `yaml:"jwt"`
+	PKI     map[string]any `yaml:"pki"`
+	TOTP    map[string]any `yaml:"totp"`
+	HMAC    map[string]any `yaml:"hmac"`
+}
+
+// LocalJWT is an ES256 JWT (RFC 7519) signed by a key in the state folder.
+type LocalJWT struct {
+	Audience string   `yaml:"audience"`
+	Subject  string   `yaml:"subject"`
+	TTL      Duration `yaml:"ttl"` // default 5m, at most 1h
+}
+
+// Inject says where the value goes. Exactly one of the slots is set.
+type Inject struct {
+	Header string         `yaml:"header"`
+	Format string         `yaml:"format"` // with header; "{value}" is replaced; default "{value}"
+	Basic  *Basic         `yaml:"basic"`
+	Query  string         `yaml:"query"`
+	Form   string         `yaml:"form"`
+	SigV4  map[string]any `yaml:"sigv4"`
+	MTLS   map[string]any `yaml:"mtls"`
+	HMAC   map[string]any `yaml:"hmac"`
+}
+
+// Basic is HTTP Basic (RFC 7617); the value is the password.
+type Basic struct {
+	Username string `yaml:"username"`
+}
+
+// Sandbox holds the limits. Zero values mean "the default".
+type Sandbox struct {
+	CPUs     float64   `yaml:"cpus"`
+	Memory   Size      `yaml:"memory"`
+	PIDs     int       `yaml:"pids"`
+	Disk     Size      `yaml:"disk"`
+	Timeout  Duration  `yaml:"timeout"`
+	Limits   string    `yaml:"limits"`    // best-effort (default) | strict
+	UIDRange [2]uint32 `yaml:"uid_range"` // first id, count
+}
+
+// Proxy is the proxy section; Upstream holds for run too.
+type Proxy struct {
+	Upstream Upstream `yaml:"upstream"`
+	Listen   string   `yaml:"listen"`
+	CA       *ProxyCA `yaml:"ca"`
+	Clients  []Client `yaml:"clients"`
+}
+
+// Upstream holds narrow overrides of where and how requests leave.
+type Upstream struct {
+	CAFiles        []string          `yaml:"ca_files"`
+	Hosts          map[string]string `yaml:"hosts"` // name → IP literal
+	Resolver       string            `yaml:"resolver"`
+	Via            string            `yaml:"via"`
+	AllowAddresses []string          `yaml:"allow_addresses"` // "ip:port" (for names in Hosts) or "name=ip:port"
+}
+
+// ProxyCA is the signing certificate of `warder proxy`.
+type ProxyCA struct {
+	CertFile string `yaml:"cert_file"`
+	KeyFile  string `yaml:"key_file"`
+}
+
+// Client is a caller of `warder proxy`.
+type Client struct {
+	Name        string   `yaml:"name"`
+	TokenFile   string   `yaml:"token_file"`
+	CertFile    string   `yaml:"cert_file"`
+	Credentials []string `yaml:"credentials"`
+}
+
+// Audit says where records go. Durable is all (default) or credentialed.
+type Audit struct {
+	Dir     string `yaml:"dir"`
+	Durable string `yaml:"durable"`
+}
+
+// Duration is a time.Duration in Go's text form ("10m").
+type Duration time.Duration
+
+// Size is a number of bytes, written "512Mi", "1Gi", "64k" or plain.
+type Size int64

@@ -1,0 +1,93 @@
+package policies
+
+import "warder/internal/identity"
+
+// Verdict is the outcome of a decision. The zero value denies.
+type Verdict string
+
+// The verdicts of data.warder.decision.
+const (
+	Deny        Verdict = "deny"
+	Allow       Verdict = "allow"
+	Ask         Verdict = "ask"
+	Passthrough Verdict = "passthrough"
+	Tunnel      Verdict = "tunnel"
+)
+
+// Stages of input.stage.
+const (
+	StageRequest    = "request"
+	StageConnection = "connection"
+)
+
+// Input is what a policy sees: the documented, versioned `input` document
+// (policies/schemas/input.json).
+type Input struct {
+	Stage       string
+	Run         identity.Run
+	Request     Request
+	Destination Destination
+	Credentials []string // names offered to the run
+	Approvals   []string // rules approved so far
+	TimeNS      int64
+}
+
+// Request is the canonical request. At stage "connection" only ID, Host and Port are set.
+type Request struct {
+	ID            string
+	Method        string
+	Scheme        string // http | https
+	Host          string // canonical: lower case, no trailing dot, A-label
+	Port          int
+	Path          string   // as received, percent-encoded
+	Segments      []string // decoded one by one
+	Query         map[string][]string
+	Headers       map[string][]string // lower-case names
+	Protocol      string              // http/1.0 | http/1.1 | h2
+	ContentType   string
+	ContentLength int64 // -1 when unknown
+	Body          []byte // read ahead only when Needs.Body; nil otherwise
+	BodyRead      bool   // Body holds what was read (possibly empty)
+	BodyTruncated bool
+}
+
+// Destination says how the connection arrived.
+type Destination struct {
+	Transparent bool
+	Literal     bool   // the host is an IP literal
+	SNI         string // "" in clear text
+}
+
+// Limit is one limit named by an allow.
+type Limit struct {
+	Requests int64  `json:"requests,omitempty"`
+	BytesOut int64  `json:"bytes_out,omitempty"`
+	BytesIn  int64  `json:"bytes_in,omitempty"`
+	Cost     int64  `json:"cost,omitempty"`
+	Per      string `json:"per"`
+}
+
+// Decision is the composed result. The zero Decision denies.
+type Decision struct {
+	ID           string // decision id, UUIDv7
+	Verdict      Verdict
+	Reason       string // reason code of the proxy's table, "" for allow
+	Rule         string // smallest matching name
+	Rules        []string
+	Credential   string
+	Limits       []Limit
+	Message      string
+	Hint         string
+	EncodedSlash bool // every matching allow sets encoded_slash
+	Scope        string
+	Revision     string // of the policy that decided
+	Digest       string // "sha256:…" of its sources
+	Mode         string // enforce | monitor
+	Detail       string // for operators and the log: why a policy-error happened; never sent to the sandbox
+}
+
+// Needs says what the compiled policy refers to, so that nothing else is gathered.
+type Needs struct {
+	Body bool // any reference to input.request.body, graphql, jsonrpc, mcp or a non-constant one
+	Time bool
+}
