@@ -1,11 +1,23 @@
 // Package config reads warder.yaml: one strict file, one struct. Unknown keys,
 // duplicate keys, a second document and an empty file are errors with file, line
 // and column. Relative paths are relative to the file; "~/" is the caller's home.
+//
+// Invariants:
+//
+//   - The working directory is never searched: an untrusted checkout must not
+//     configure the host.
+//   - A value that cannot be read as it is written is an error; nothing is
+//     guessed, coerced or silently dropped.
+//   - No secret stands in the file. Secrets are named (a file, a variable, a
+//     command, a path in Vault), so a Config may be printed and compared.
+//   - A Config returned without an error has its defaults filled in, its paths
+//     absolute and its unions checked: exactly one member is set.
+//   - No file means Default, which offers no credential and denies everything.
 package config
 
 import "time"
 
-// Config is the whole of warder.yaml (design contract "version: 1").
+// Config is the whole of warder.yaml, version 1.
 type Config struct {
 	Version     int                   `yaml:"version"`
 	Policy      Policy                `yaml:"policy"`
@@ -16,6 +28,8 @@ type Config struct {
 	Audit       Audit                 `yaml:"audit"`
 
 	File string `yaml:"-"` // absolute path it was read from; "" when there is none
+
+	marks marks // where each key stood in File
 }
 
 // Policy says where the Rego is. Mode is enforce (default) or monitor.
