@@ -1,0 +1,118 @@
+#!/usr/bin/env bash
+# Every test of the product, in the order in which a fault is found soonest:
+#
+#   1. what the tests need, from Debian's packages when root
+#   2. build
+#   3. unit tests, with the race detector (packages without gVisor and Vault)
+#   4. the sandbox on real gVisor, while the test Vault is built beside it
+#   5. the broker against the real Vault, with the race detector
+#   6. the command, end to end
+#
+# Nothing is skipped: a part that cannot run is a failure. All parts run even if
+# one fails; the exit code is 0 only when all of them passed.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+export CGO_ENABLED=0
+case " $(go env GOFLAGS) " in
+  *" -trimpath "*) ;;
+  *) export GOFLAGS="$(go env GOFLAGS) -trimpath" ;;
+esac
+
+failed=()
+say() { printf '\n== %s\n' "$*"; }
+part() { # part NAME COMMAND…: runs it, and remembers a failure
+  local name=$1 start=$SECONDS
+  shift
+  say "$name"
+  if "$@"; then
+    printf -- '-- %s: ok, %d s\n' "$name" $((SECONDS - start))
+  else
+    printf -- '-- %s: FAILED, %d s\n' "$name" $((SECONDS - start))
+    failed+=("$name")
+  fi
+}
+
+# What the tests run, and the Debian package that has it.
+needs() {
+  local missing=()
+  need() { command -v "$1" >/dev/null || missing+=("$2"); }
+  need curl curl
+  need python3 python3-minimal
+  need git git
+  need openssl openssl
+  need useradd passwd
+  need gcc gcc
+  [ -f /etc/ssl/certs/ca-certificates.crt ] || missing+=(ca-certificates)
+  # The race detector links C: the compiler alone is not enough.
+  if command -v gcc >/dev/null && ! echo '#include <stdlib.h>' | gcc -E -x c - >/dev/null 2>&1; then
+    missing+=(libc6-dev)
+  elif ! command -v gcc >/dev/null; then
+    missing+=(libc6-dev)
+  fi
+  python3 -c 'import json, ssl, urllib.request' 2>/dev/null || missing+=(python3)
+  [ ${#missing[@]} -eq 0 ] && return 0
+  if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
+    echo "test.sh: missing: ${missing[*]}" >&2
+    echo "test.sh: hint: apt-get install ${missing[*]}, or run make test as root, which installs them" >&2
+    return 1
+  fi
+  echo "installing ${missing[*]}"
+  apt-get -qq update
+  DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends "${missing[@]}" >/dev/null
+}
+
+# Sorts the packages of the module: those whose code or tests link gVisor cannot
+# have the race detector; the broker's tests need Vault.
+sort_packages() {
+  unit=() sandbox=() vault=() command=()
+  local path deps
+  while IFS='|' read -r path deps; do
+    case $path in
+      warder/cmd/*) command+=("$path") ;;
+      warder/broker*) vault+=("$path") ;;
+      *)
+        if [[ ",$deps," == *,gvisor.dev/* || ",$deps," == *,warder/runner,* ]]; then
+          sandbox+=("$path")
+        else
+          unit+=("$path")
+        fi
+        ;;
+    esac
+  done < <(go list -f '{{.ImportPath}}|{{join .Deps ","}},{{join .TestImports ","}},{{join .XTestImports ","}}' ./...)
+  [ ${#unit[@]} -gt 0 ] && [ ${#sandbox[@]} -gt 0 ] && [ ${#vault[@]} -gt 0 ] && [ ${#command[@]} -gt 0 ]
+}
+
+say "what the tests need"
+command -v go >/dev/null || { echo "test.sh: missing: Go, see the first lines of go.mod for the version" >&2; exit 1; }
+needs
+say "build"
+make -s build
+sort_packages || { echo "test.sh: a kind of package has vanished; this script must be told" >&2; exit 1; }
+
+part "unit tests" env CGO_ENABLED=1 go test -race -timeout 10m "${unit[@]}"
+
+log=$(mktemp)
+path=$(mktemp)
+trap 'rm -f "$log" "$path"' EXIT
+say "test Vault: building beside the sandbox tests"
+nice tools/vaultserver/ensure.sh >"$path" 2>"$log" &
+builder=$!
+part "sandbox on gVisor" go test -timeout 20m "${sandbox[@]}"
+
+if wait "$builder"; then
+  WARDER_TEST_VAULT=$(cat "$path")
+  export WARDER_TEST_VAULT
+  part "broker against Vault" env CGO_ENABLED=1 go test -race -timeout 15m "${vault[@]}"
+else
+  cat "$log" >&2
+  say "test Vault: FAILED to build"
+  failed+=("test Vault")
+fi
+part "end to end" go test -timeout 30m "${command[@]}"
+
+if [ ${#failed[@]} -gt 0 ]; then
+  printf '\ntest.sh: FAILED: %s\n' "$(IFS=,; echo "${failed[*]}")" >&2
+  exit 1
+fi
+printf '\ntest.sh: all parts passed in %d s\n' "$SECONDS"
