@@ -12,6 +12,26 @@ const (
 	Ask         Verdict = "ask"
 	Passthrough Verdict = "passthrough"
 	Tunnel      Verdict = "tunnel"
+	// Intercept is the answer at stage "connection" when no rule says
+	// otherwise: terminate TLS and judge each request. It allows nothing.
+	Intercept Verdict = "intercept"
+)
+
+// Reason codes that a decision can carry; part of the proxy's fixed table.
+const (
+	ReasonNoRule              = "no-rule"
+	ReasonDenied              = "denied"
+	ReasonAmbiguousCredential = "ambiguous-credential"
+	ReasonCredentialBinding   = "credential-binding"
+	ReasonPolicyError         = "policy-error"
+	ReasonPolicyTimeout       = "policy-timeout"
+	ReasonApprovalPending     = "approval-pending"
+)
+
+// Modes of an engine.
+const (
+	ModeEnforce = "enforce"
+	ModeMonitor = "monitor"
 )
 
 // Stages of input.stage.
@@ -45,7 +65,7 @@ type Request struct {
 	Headers       map[string][]string // lower-case names
 	Protocol      string              // http/1.0 | http/1.1 | h2
 	ContentType   string
-	ContentLength int64 // -1 when unknown
+	ContentLength int64  // -1 when unknown
 	Body          []byte // read ahead only when Needs.Body; nil otherwise
 	BodyRead      bool   // Body holds what was read (possibly empty)
 	BodyTruncated bool
@@ -64,7 +84,8 @@ type Limit struct {
 	BytesOut int64  `json:"bytes_out,omitempty"`
 	BytesIn  int64  `json:"bytes_in,omitempty"`
 	Cost     int64  `json:"cost,omitempty"`
-	Per      string `json:"per"`
+	Per      string `json:"per"`            // run | host | credential | a key the policy made
+	Rule     string `json:"rule,omitempty"` // the allow that set it; its traffic is what is counted
 }
 
 // Decision is the composed result. The zero Decision denies.
@@ -78,12 +99,23 @@ type Decision struct {
 	Limits       []Limit
 	Message      string
 	Hint         string
-	EncodedSlash bool // every matching allow sets encoded_slash
-	Scope        string
+	EncodedSlash bool   // every matching allow sets encoded_slash
+	Scope        string // of an ask: once | run | a duration; "" means once
+	Timeout      string // of an ask: a duration; "" means the proxy's default
 	Revision     string // of the policy that decided
 	Digest       string // "sha256:…" of its sources
 	Mode         string // enforce | monitor
 	Detail       string // for operators and the log: why a policy-error happened; never sent to the sandbox
+}
+
+// MonitorPasses reports whether monitor mode lets this refusal through
+// (without a credential, recorded as "would: deny"). Only no-rule and denied
+// pass; errors, timeouts and credential conflicts block in every mode.
+func (d Decision) MonitorPasses() bool {
+	if d.Mode != ModeMonitor || d.Verdict != Deny {
+		return false
+	}
+	return d.Reason == ReasonNoRule || d.Reason == ReasonDenied
 }
 
 // Needs says what the compiled policy refers to, so that nothing else is gathered.

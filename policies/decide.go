@@ -1,0 +1,151 @@
+package policies
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/open-policy-agent/opa/v1/ast"
+	"github.com/open-policy-agent/opa/v1/metrics"
+	"github.com/open-policy-agent/opa/v1/rego"
+	"github.com/open-policy-agent/opa/v1/topdown"
+
+	"warder/internal/identity"
+)
+
+// maxDetail bounds Decision.Detail, in bytes.
+const maxDetail = 1024
+
+const (
+	messageError   = "the policy could not be evaluated"
+	messageTimeout = "the policy took too long"
+)
+
+// Decide judges one request (or, at stage connection, one connection). It
+// never fails: whatever goes wrong is a denying Decision whose Detail says,
+// for operators, what and where.
+func (e *Engine) Decide(ctx context.Context, in *Input) Decision {
+	d := e.decide(ctx, in)
+	d.ID = identity.NewID()
+	d.Revision, d.Digest, d.Mode = e.Revision(), e.digest, e.mode
+	return d
+}
+
+func (e *Engine) decide(ctx context.Context, in *Input) (d Decision) {
+	defer func() {
+		if r := recover(); r != nil {
+			d = refusal(ReasonPolicyError, messageError, fmt.Sprintf("panic: %v", r))
+		}
+	}()
+	if e.denyAll != "" {
+		return refusal(ReasonNoRule, e.denyAll, "")
+	}
+	if in == nil {
+		return refusal(ReasonPolicyError, messageError, "no input")
+	}
+	if err := ctx.Err(); err != nil {
+		return refusal(ReasonPolicyTimeout, messageTimeout, "before evaluation: "+err.Error())
+	}
+	body := &parsedBody{}
+	if e.plan.needs.Body && in.Stage == StageRequest {
+		body = parseBody(&in.Request)
+	}
+	return e.evaluate(ctx, in, body)
+}
+
+// rawTerm hands the result out as it is, without a conversion to JSON types.
+func rawTerm(t *ast.Term, _ *rego.EvalContext) (any, error) { return t, nil }
+
+func (e *Engine) evaluate(ctx context.Context, in *Input, body *parsedBody) Decision {
+	// The whole decision has one budget. The timer stops the evaluator, which
+	// looks at the flag at every step and inside its long-running built-ins.
+	budget := e.timeout
+	if deadline, ok := ctx.Deadline(); ok {
+		budget = min(budget, time.Until(deadline))
+	}
+	cancel := topdown.NewCancel()
+	timer := time.AfterFunc(budget, cancel.Cancel)
+	defer timer.Stop()
+
+	options := []rego.EvalOption{
+		rego.EvalParsedInput(e.plan.build(in, body)),
+		rego.EvalTransaction(e.txn),
+		rego.EvalExternalCancel(cancel),
+		rego.EvalMetrics(metrics.NoOp()),
+		rego.EvalGenerateJSON(rawTerm),
+		rego.EvalTime(time.Unix(0, in.TimeNS).UTC()),
+	}
+	results, err := e.decision.Eval(ctx, options...)
+	switch {
+	case cancel.Cancelled() || topdown.IsCancel(err):
+		return refusal(ReasonPolicyTimeout, messageTimeout, fmt.Sprintf("stopped after %v", budget))
+	case err != nil:
+		return refusal(ReasonPolicyError, messageError, describe(err))
+	case len(results) != 1 || len(results[0].Expressions) != 1:
+		return refusal(ReasonPolicyError, messageError, "data.warder.decision is undefined")
+	}
+	term, ok := results[0].Expressions[0].Value.(*ast.Term)
+	if !ok {
+		return refusal(ReasonPolicyError, messageError, "data.warder.decision is not a document")
+	}
+	d, err := decode(term, in.Stage)
+	if err != nil {
+		return refusal(ReasonPolicyError, messageError, err.Error())
+	}
+	return e.locate(d)
+}
+
+// locate adds to the detail of a policy error where its rule is written.
+func (e *Engine) locate(d Decision) Decision {
+	if d.Reason != ReasonPolicyError {
+		return d
+	}
+	for _, name := range d.Rules {
+		for _, r := range e.rules {
+			if r.name == name {
+				d.Detail = r.location() + ": " + d.Detail
+			}
+		}
+	}
+	d.Detail = capped(d.Detail)
+	return d
+}
+
+func refusal(reason, message, detail string) Decision {
+	return Decision{Verdict: Deny, Reason: reason, Message: message, Detail: capped(detail)}
+}
+
+// describe names place and cause of an evaluation error.
+func describe(err error) string {
+	var te *topdown.Error
+	if !errors.As(err, &te) {
+		return err.Error()
+	}
+	text := te.Code + ": " + te.Message
+	if te.Location != nil {
+		text = fmt.Sprintf("%s:%d:%d: %s", te.Location.File, te.Location.Row, te.Location.Col, text)
+	}
+	return text
+}
+
+// capped bounds a text that may quote input, and keeps it on one line.
+func capped(s string) string {
+	s = strings.ToValidUTF8(s, "\uFFFD")
+	s = strings.Map(func(r rune) rune {
+		if r < ' ' || r == 0x7f || (r >= 0x80 && r < 0xa0) || r == '\u2028' || r == '\u2029' {
+			return ' '
+		}
+		return r
+	}, s)
+	if len(s) <= maxDetail {
+		return s
+	}
+	cut := maxDetail
+	for cut > 0 && !utf8.RuneStart(s[cut]) {
+		cut--
+	}
+	return s[:cut] + "…"
+}

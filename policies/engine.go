@@ -1,0 +1,119 @@
+package policies
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/open-policy-agent/opa/v1/ast"
+	"github.com/open-policy-agent/opa/v1/rego"
+	"github.com/open-policy-agent/opa/v1/storage"
+)
+
+// DefaultEvalTimeout is the budget of one decision; over it: policy-timeout.
+const DefaultEvalTimeout = 50 * time.Millisecond
+
+// Options say what to load.
+type Options struct {
+	Dir  string // folder with *.rego and data (*.json, *.yaml); required
+	Mode string // ModeEnforce (default) or ModeMonitor
+
+	// Credentials that the configuration defines, by name. Nil leaves the
+	// checks about credentials out.
+	Credentials map[string]CredentialInfo
+
+	EvalTimeout time.Duration // budget of one decision; 0 means DefaultEvalTimeout
+}
+
+// CredentialInfo is what Check needs to know of a configured credential.
+type CredentialInfo struct {
+	Hosts   []string  // "host" or "host:port"; "*" stands for one label
+	Methods *[]string // nil: any; empty: none
+	Paths   *[]string // nil: any; empty: none
+}
+
+// Source is one file of the policy.
+type Source struct {
+	Path    string // relative to the folder, with slashes
+	SHA256  string // lower-case hex of Content
+	Content []byte
+}
+
+// Engine judges with one loaded policy. It is immutable and safe for concurrent use.
+type Engine struct {
+	dir     string
+	mode    string
+	timeout time.Duration
+	digest  string
+	sources []Source
+
+	denyAll string // not "": there is no policy, and this is why
+
+	compiler *ast.Compiler
+	store    storage.Store
+	txn      storage.Transaction // one read transaction for the life of the engine
+	decision rego.PreparedEvalQuery
+	plan     *inputPlan
+	rules    []entryRule
+	creds    map[string]CredentialInfo
+}
+
+// Load reads and compiles the policy in o.Dir. A missing folder, a folder
+// without a policy, and anything that does not parse or compile is a
+// *LoadError that names file, line and column where there is one.
+func Load(o Options) (*Engine, error) {
+	switch o.Mode {
+	case "":
+		o.Mode = ModeEnforce
+	case ModeEnforce, ModeMonitor:
+	default:
+		return nil, fmt.Errorf("policies: mode: %q is neither %s nor %s\nhint: set policy.mode in the configuration", o.Mode, ModeEnforce, ModeMonitor)
+	}
+	if o.EvalTimeout <= 0 {
+		o.EvalTimeout = DefaultEvalTimeout
+	}
+	files, err := readFolder(o.Dir)
+	if err != nil {
+		return nil, err
+	}
+	e := &Engine{
+		dir: o.Dir, mode: o.Mode, timeout: o.EvalTimeout,
+		digest: digestOf(files.sources), sources: files.sources, creds: o.Credentials,
+	}
+	if err := e.compile(files); err != nil {
+		return nil, err
+	}
+	return e, nil
+}
+
+// DenyAll returns an engine that refuses everything with no-rule and reason as
+// its message: for a place that must go on although there is no policy.
+func DenyAll(reason string) *Engine {
+	if reason == "" {
+		reason = "there is no policy"
+	}
+	return &Engine{mode: ModeEnforce, timeout: DefaultEvalTimeout, denyAll: reason, plan: &inputPlan{}}
+}
+
+// Digest is "sha256:" and the hex SHA-256 of the lines "<sha256 of the file>  <path>\n"
+// of Sources, sorted by path: what `sha256sum` over the files prints, hashed
+// again. It is "" for DenyAll.
+func (e *Engine) Digest() string { return e.digest }
+
+// Revision is a short name of the policy: the first 12 hex digits of its digest, or "none".
+func (e *Engine) Revision() string {
+	const prefix = len("sha256:")
+	if len(e.digest) < prefix+12 {
+		return "none"
+	}
+	return e.digest[prefix : prefix+12]
+}
+
+// Mode is ModeEnforce or ModeMonitor.
+func (e *Engine) Mode() string { return e.mode }
+
+// Sources lists the files the policy was loaded from, sorted by path. Tests
+// (*_test.rego) are not among them. The caller must not change the contents.
+func (e *Engine) Sources() []Source { return append([]Source(nil), e.sources...) }
+
+// Needs says what must be gathered for Decide.
+func (e *Engine) Needs() Needs { return e.plan.needs }
