@@ -5,6 +5,7 @@ import (
 	"net"
 	"net/netip"
 	"net/url"
+	"slices"
 	"strings"
 )
 
@@ -39,6 +40,15 @@ func (v *checker) fault(key, hint, format string, args ...any) {
 	} else if at, ok := v.c.marks.nearest(key); ok {
 		p = at.key
 	}
+	v.faultAt(p, hint, format, args...)
+}
+
+// misplaced reports at the key itself: it should not stand there.
+func (v *checker) misplaced(key, hint, format string, args ...any) {
+	v.faultAt(v.c.marks[key].key, hint, format, args...)
+}
+
+func (v *checker) faultAt(p pos, hint, format string, args ...any) {
 	v.faults = append(v.faults, &Error{File: v.c.File, Line: p.line, Col: p.col, Msg: fmt.Sprintf(format, args...), Hint: hint})
 }
 
@@ -75,7 +85,10 @@ func (v *checker) exactlyOne(key string, members ...string) (member string) {
 	case 0:
 		v.fault(key, "", "%s needs one of %s", key, strings.Join(members, ", "))
 	default:
-		v.fault(join(key, set[1]), "keep one", "%s takes one of %s, not %s together", key, strings.Join(members, ", "), strings.Join(set, " and "))
+		slices.SortFunc(set, func(a, b string) int { // the later in the file is the one too many
+			return v.c.marks[join(key, a)].key.compare(v.c.marks[join(key, b)].key)
+		})
+		v.misplaced(join(key, set[1]), "keep one", "%s takes one of %s, not %s together", key, strings.Join(members, ", "), strings.Join(set, " and "))
 	}
 	return ""
 }
@@ -132,7 +145,7 @@ func (v *checker) vault(c *Vault) {
 	}
 	for _, f := range []string{"role_id_file", "secret_id_file", "wrapped", "token_file", "role", "jwt_file", "cert_file", "key_file"} {
 		if v.has("vault.auth."+f) && !allowed[f] {
-			v.fault("vault.auth."+f, "", "vault.auth.%s does not belong to method %s", f, c.Auth.Method)
+			v.misplaced("vault.auth."+f, "", "vault.auth.%s does not belong to method %s", f, c.Auth.Method)
 		}
 	}
 }

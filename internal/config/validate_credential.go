@@ -92,7 +92,7 @@ func (v *checker) vaultSource(key string, s *VaultSource) {
 		v.fault(key+".field", "", "%s.field is required: which field of the secret is the value?", key)
 	}
 	if v.has(key+".version") && (member != "kv" || s.Version != 1 && s.Version != 2) {
-		v.fault(key+".version", "", "%s.version is the version of a kv engine, 1 or 2", key)
+		v.misplaced(key+".version", "", "%s.version is the version of a kv engine, 1 or 2", key)
 	}
 	if len(s.Policies) == 0 {
 		v.fault(key+".policies", "name the Vault policies that the run's token may have", "%s.policies is required", key)
@@ -168,7 +168,7 @@ func (v *checker) inject(key string, in Inject) {
 		v.required(key+".form", in.Form)
 	}
 	if v.has(key + ".format") {
-		v.fault(key+".format", "", "%s.format belongs to header", key)
+		v.misplaced(key+".format", "", "%s.format belongs to header", key)
 	}
 }
 
@@ -226,7 +226,7 @@ func isHostPattern(s string) bool {
 
 func (v *checker) standIn(key, env, tmpl string) {
 	if !envRE.MatchString(env) {
-		v.fault(key, "", "stand_in: %q is not the name of a variable", env)
+		v.misplaced(key, "", "stand_in: %q is not the name of a variable", env)
 	}
 	m := randomRE.FindStringSubmatch(tmpl)
 	if m == nil {

@@ -15,6 +15,10 @@ import (
 // pos is a place in the file, 1-based.
 type pos struct{ line, col int }
 
+func (p pos) compare(q pos) int {
+	return cmp.Or(cmp.Compare(p.line, q.line), cmp.Compare(p.col, q.col))
+}
+
 // mark is where a key and its value stand.
 type mark struct{ key, value pos }
 
@@ -51,7 +55,7 @@ type faults []*Error
 
 func (f faults) join() error {
 	slices.SortStableFunc(f, func(a, b *Error) int {
-		return cmp.Or(cmp.Compare(a.Line, b.Line), cmp.Compare(a.Col, b.Col))
+		return pos{a.Line, a.Col}.compare(pos{b.Line, b.Col})
 	})
 	var errs []error
 	for _, e := range f {
