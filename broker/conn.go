@@ -1,0 +1,382 @@
+package broker
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/hashicorp/vault/api"
+
+	"warder/internal/config"
+	"warder/internal/secret"
+)
+
+const (
+	defaultCallTimeout = 5 * time.Second
+	maxCallTimeout     = time.Minute
+	maxCalls           = 16      // at once, of one process
+	maxAnswer          = 4 << 20 // bytes
+	maxRetryAfter      = 30 * time.Second
+)
+
+// conn speaks Vault's HTTP API. It is not built on the client of vault/api, whose
+// settings come from the environment first; only its types are used.
+//
+// Nothing but the configuration decides where a call goes and what it carries:
+// no proxy, no redirect, no trust setting and no variable of the environment.
+type conn struct {
+	base      string // scheme://host[/prefix], no final slash
+	address   string // as configured, for the journal
+	namespace string
+	timeout   time.Duration
+	client    *http.Client
+	clock     func() time.Time
+	slots     chan struct{}
+	gate      gate
+}
+
+func newConn(c config.Vault, clock func() time.Time) (*conn, error) {
+	u, err := url.Parse(c.Address)
+	if err != nil || c.Address == "" {
+		return nil, errors.New("vault.address: a URL is needed, like https://vault.example:8200")
+	}
+	if u.User != nil || u.RawQuery != "" || u.Fragment != "" {
+		return nil, errors.New("vault.address: no user, query or fragment")
+	}
+	out := &conn{
+		address: strings.TrimRight(c.Address, "/"), namespace: strings.Trim(c.Namespace, "/"),
+		timeout: time.Duration(c.Timeout), clock: clock, slots: make(chan struct{}, maxCalls),
+	}
+	if out.timeout == 0 {
+		out.timeout = defaultCallTimeout
+	}
+	if out.timeout < 0 || out.timeout > maxCallTimeout {
+		return nil, fmt.Errorf("vault.timeout: more than 0 and at most %s", maxCallTimeout)
+	}
+	if !validFieldText(c.Namespace) {
+		return nil, errors.New("vault.namespace: no control characters")
+	}
+	tr := &http.Transport{
+		TLSHandshakeTimeout: out.timeout, ForceAttemptHTTP2: true, DisableCompression: true,
+		MaxIdleConnsPerHost: maxCalls, IdleConnTimeout: 90 * time.Second, MaxResponseHeaderBytes: 64 << 10,
+	}
+	dialer := &net.Dialer{Timeout: out.timeout}
+	switch {
+	case u.Scheme == "unix":
+		if u.Path == "" || u.Host != "" {
+			return nil, errors.New("vault.address: unix:// is followed by an absolute path")
+		}
+		out.base = "http://vault.unix"
+		tr.DialContext = func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return dialer.DialContext(ctx, "unix", u.Path)
+		}
+	case u.Hostname() == "":
+		return nil, errors.New("vault.address: the host is missing")
+	case u.Scheme == "https":
+		out.base = strings.TrimRight(u.String(), "/")
+		tr.DialContext = dialer.DialContext
+	case u.Scheme == "http":
+		if a, err := netip.ParseAddr(u.Hostname()); u.Hostname() != "localhost" && (err != nil || !a.IsLoopback()) {
+			return nil, errors.New("vault.address: http:// only to a loopback address; hint: use https://")
+		}
+		out.base = strings.TrimRight(u.String(), "/")
+		dialer.ControlContext = loopbackOnly
+		tr.DialContext = dialer.DialContext
+	default:
+		return nil, fmt.Errorf("vault.address: scheme %q is not https, http or unix", u.Scheme)
+	}
+	if tr.TLSClientConfig, err = tlsConfig(c); err != nil {
+		return nil, err
+	}
+	out.client = &http.Client{
+		Transport: tr,
+		CheckRedirect: func(*http.Request, []*http.Request) error {
+			return http.ErrUseLastResponse // or net/http would follow, token included
+		},
+	}
+	return out, nil
+}
+
+// loopbackOnly refuses a resolved address that would carry a token in clear over a network.
+func loopbackOnly(_ context.Context, _, address string, _ syscall.RawConn) error {
+	ap, err := netip.ParseAddrPort(address)
+	if err != nil || !ap.Addr().IsLoopback() {
+		return fmt.Errorf("%s is not a loopback address", address)
+	}
+	return nil
+}
+
+func tlsConfig(c config.Vault) (*tls.Config, error) {
+	roots, err := rootsFor(c.CAFile)
+	if err != nil {
+		return nil, fmt.Errorf("vault.ca_file: %w", err)
+	}
+	out := &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12}
+	if c.Auth.Method == "cert" {
+		out.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+			return clientCertificate(c.Auth.CertFile, c.Auth.KeyFile)
+		}
+	}
+	return out, nil
+}
+
+// vaultClass says what an answer, or its absence, means for the caller.
+type vaultClass int
+
+const (
+	classUnavailable vaultClass = iota // no usable answer: the call may be repeated later
+	classDenied                        // 401, 403
+	classNotFound                      // 404, or an answer without data
+	classInvalid                       // 400 and the rest of 4xx: repeating does not help
+)
+
+// vaultError is for the operator: path and status, Vault's own short text, no value.
+type vaultError struct {
+	class      vaultClass
+	op         string // "GET secret/data/github"
+	text       string
+	status     int // 0 without an answer
+	retryAfter time.Duration
+	gated      bool // not even tried
+	err        error
+}
+
+func (e *vaultError) Error() string {
+	s := "vault: " + e.op
+	if e.status != 0 {
+		s += ": status " + strconv.Itoa(e.status)
+	}
+	if e.text != "" {
+		s += ": " + e.text
+	}
+	if e.err != nil {
+		s += ": " + e.err.Error()
+	}
+	return s
+}
+
+func (e *vaultError) Unwrap() error { return e.err }
+
+func isClass(err error, c vaultClass) bool {
+	var ve *vaultError
+	return errors.As(err, &ve) && ve.class == c
+}
+
+// call is one call of the API. The zero token sends none.
+type vaultCall struct {
+	method, path string // path below /v1/, not escaped
+	token        secret.String
+	body         map[string]any
+	correlation  string // X-Correlation-Id, in clear in Vault's audit log
+	urgent       bool   // revocation and renewal: neither held back by the gate nor counted in it
+}
+
+// do makes one attempt. It returns nil, nil for an answer without a body. Every
+// error is a *vaultError, or the context's.
+func (c *conn) do(ctx context.Context, in vaultCall) (*api.Secret, error) {
+	op := in.method + " " + in.path
+	if !in.urgent {
+		if err := c.gate.enter(c.clock(), op); err != nil {
+			return nil, err
+		}
+	}
+	sec, err := c.once(ctx, in, op)
+	if !in.urgent {
+		c.gate.leave(c.clock(), err)
+	}
+	return sec, err
+}
+
+func (c *conn) once(ctx context.Context, in vaultCall, op string) (*api.Secret, error) {
+	select {
+	case c.slots <- struct{}{}:
+		defer func() { <-c.slots }()
+	case <-ctx.Done():
+		return nil, &vaultError{op: op, err: ctx.Err()}
+	}
+	ctx, cancel := context.WithTimeout(ctx, c.timeout)
+	defer cancel()
+	req, err := c.request(ctx, in)
+	if err != nil {
+		return nil, &vaultError{class: classInvalid, op: op, err: err}
+	}
+	resp, err := c.client.Do(req)
+	if err != nil {
+		var ue *url.Error
+		if errors.As(err, &ue) {
+			err = ue.Err // the URL is in op already
+		}
+		return nil, &vaultError{op: op, err: err}
+	}
+	defer func() { _ = resp.Body.Close() }()
+	raw, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer+1))
+	if err != nil {
+		return nil, &vaultError{op: op, status: resp.StatusCode, err: err}
+	}
+	defer clear(raw)
+	if len(raw) > maxAnswer {
+		return nil, &vaultError{op: op, status: resp.StatusCode, text: "the answer is too long"}
+	}
+	return c.answer(resp, raw, op)
+}
+
+func (c *conn) request(ctx context.Context, in vaultCall) (*http.Request, error) {
+	var body io.Reader
+	if in.body != nil {
+		raw, err := json.Marshal(in.body)
+		if err != nil {
+			return nil, errors.New("the request cannot be encoded")
+		}
+		body = bytes.NewReader(raw)
+	}
+	req, err := http.NewRequestWithContext(ctx, in.method, c.base+"/v1/"+escapePath(in.path), body)
+	if err != nil {
+		return nil, errors.New("the request cannot be made")
+	}
+	req.Header.Set("X-Vault-Request", "true")
+	req.Header.Set("User-Agent", "warder")
+	if in.body != nil {
+		req.Header.Set("Content-Type", "application/json")
+	}
+	if c.namespace != "" {
+		req.Header.Set("X-Vault-Namespace", c.namespace)
+	}
+	if in.correlation != "" {
+		req.Header.Set("X-Correlation-Id", in.correlation)
+	}
+	if !in.token.IsZero() {
+		req.Header.Set("X-Vault-Token", in.token.Reveal())
+	}
+	return req, nil
+}
+
+// answer sorts a complete answer. What is not Vault's JSON is no answer of
+// Vault's, whatever its status.
+func (c *conn) answer(resp *http.Response, raw []byte, op string) (*api.Secret, error) {
+	status := resp.StatusCode
+	if status == http.StatusNoContent {
+		return nil, nil
+	}
+	ve := &vaultError{op: op, status: status}
+	if status >= 300 && status < 400 {
+		ve.text = "redirected to another address, which is never followed; hint: name the active server in vault.address"
+		return nil, ve
+	}
+	if status == http.StatusTooManyRequests || status == http.StatusServiceUnavailable {
+		ve.retryAfter = retryAfter(resp.Header.Get("Retry-After"))
+	}
+	dec := json.NewDecoder(bytes.NewReader(raw))
+	dec.UseNumber()
+	if status == http.StatusOK {
+		sec := new(api.Secret)
+		if err := dec.Decode(sec); err != nil {
+			ve.text = "the answer is not Vault's JSON"
+			return nil, ve
+		}
+		return sec, nil
+	}
+	var body api.ErrorResponse
+	if err := dec.Decode(&body); err != nil {
+		ve.text = "the answer is not Vault's JSON"
+		return nil, ve
+	}
+	ve.text = shortText(strings.Join(body.Errors, "; "))
+	switch {
+	case status == http.StatusForbidden || status == http.StatusUnauthorized:
+		ve.class = classDenied
+	case status == http.StatusNotFound:
+		ve.class = classNotFound
+	case status == http.StatusPreconditionFailed || status == http.StatusTooManyRequests || status == 472 || status == 473:
+		ve.class = classUnavailable
+	case status >= 400 && status < 500:
+		ve.class = classInvalid
+	}
+	return nil, ve
+}
+
+// shortText keeps a foreign text printable and short.
+func shortText(s string) string {
+	s = strings.Map(func(r rune) rune {
+		if r < 0x20 || r == 0x7f {
+			return ' '
+		}
+		return r
+	}, strings.ToValidUTF8(s, "?"))
+	if s = strings.Join(strings.Fields(s), " "); len(s) > 200 {
+		s = strings.ToValidUTF8(s[:200], "") + "…"
+	}
+	return s
+}
+
+// retryAfter reads seconds (RFC 9110, section 10.2.3), capped: the other side
+// does not decide how long we are silent.
+func retryAfter(h string) time.Duration {
+	n, err := strconv.Atoi(h)
+	if err != nil || n <= 0 {
+		return 0
+	}
+	return min(time.Duration(min(n, 3600))*time.Second, maxRetryAfter)
+}
+
+func escapePath(p string) string {
+	parts := strings.Split(p, "/")
+	for i, s := range parts {
+		parts[i] = url.PathEscape(s)
+	}
+	return strings.Join(parts, "/")
+}
+
+// gate holds calls back while Vault does not answer: after a failure nobody
+// calls for a while, then one call goes ahead and the others wait for its fate.
+type gate struct {
+	mu       sync.Mutex
+	failures int
+	closed   time.Time // until
+	probing  bool
+	last     error
+}
+
+func (g *gate) enter(now time.Time, op string) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	switch {
+	case g.failures == 0:
+		return nil
+	case now.Before(g.closed):
+		return &vaultError{op: op, text: "not tried, Vault failed before", err: g.last, gated: true, retryAfter: g.closed.Sub(now)}
+	case g.probing:
+		return &vaultError{op: op, text: "not tried, Vault failed before", err: g.last, gated: true, retryAfter: failureFirst}
+	}
+	g.probing = true
+	return nil
+}
+
+func (g *gate) leave(now time.Time, err error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.probing = false
+	var ve *vaultError
+	if !errors.As(err, &ve) || ve.class != classUnavailable || ve.status == http.StatusInternalServerError {
+		g.failures, g.last = 0, nil // Vault answers; one engine may still fail
+		return
+	}
+	if errors.Is(err, context.Canceled) {
+		return
+	}
+	g.failures++
+	wait := min(failureFirst<<min(g.failures-1, 10), failureMost)
+	g.closed, g.last = now.Add(max(wait, ve.retryAfter)), ve
+}

@@ -1,0 +1,381 @@
+package broker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"time"
+
+	"warder/internal/identity"
+)
+
+const (
+	margin          = 10 * time.Second // least life of a value that is handed out, unless its whole life is short
+	failureFirst    = time.Second      // a failed fetch is not repeated before this,
+	failureMost     = 15 * time.Second // doubling up to this
+	rejectedAtMost  = time.Minute      // one Rejected per credential and this time has an effect
+	refreshFraction = 3                // refresh ahead after 2/3 of a life
+)
+
+// Session is what one run may use. It is safe for concurrent use.
+type Session struct {
+	b       *Broker
+	run     identity.Run
+	names   []string
+	entries map[string]*entry
+	journal Journal
+	stand   map[string]string
+	vault   *runTokens // nil without Vault
+
+	ctx    context.Context // of fetches: they outlive the request that wanted them
+	cancel context.CancelFunc
+
+	mu     sync.Mutex
+	closed bool
+	work   sync.WaitGroup // fetches; added to under mu while not closed
+
+	ending   sync.Mutex // held by End
+	outcomes []Outcome
+	ended    bool // everything is confirmed
+}
+
+func newSession(b *Broker, run identity.Run, names []string, entries map[string]*entry, j Journal) *Session {
+	s := &Session{b: b, run: run, names: names, entries: entries, journal: j, stand: map[string]string{}}
+	s.ctx, s.cancel = context.WithCancel(context.Background())
+	for _, name := range names {
+		for env, t := range entries[name].cred.standIn {
+			if _, ok := s.stand[env]; !ok {
+				s.stand[env] = t.fresh()
+			}
+		}
+	}
+	if b.vault != nil {
+		s.vault = newRunTokens(b.vault, s)
+	}
+	return s
+}
+
+// Offered returns the names that this run may use, sorted.
+func (s *Session) Offered() []string { return slices.Clone(s.names) }
+
+// StandIns returns variables for the inside of the sandbox: harmless values of a
+// token's shape, made for this run alone.
+func (s *Session) StandIns() map[string]string {
+	out := make(map[string]string, len(s.stand))
+	for k, v := range s.stand {
+		out[k] = v
+	}
+	return out
+}
+
+// Grant returns the right to inject a credential into the request that t
+// describes. Every refusal is an *Error. The binding is checked before anything
+// is fetched; one fetch serves all who wait for the same credential.
+func (s *Session) Grant(ctx context.Context, name string, t Target) (*Grant, error) {
+	e, ok := s.entries[name]
+	if !ok {
+		return nil, &Error{Reason: ReasonBinding, Credential: name, Cause: errors.New("not offered to this run")}
+	}
+	if t.Scheme != "https" {
+		return nil, &Error{Reason: ReasonClearText, Credential: name, Cause: fmt.Errorf("scheme %q", t.Scheme)}
+	}
+	if what := e.cred.binding.refuses(t); what != "" {
+		return nil, &Error{Reason: ReasonBinding, Credential: name, Cause: fmt.Errorf("the %s is outside of its binding", what)}
+	}
+	m, err := s.material(ctx, e, t.RequestID)
+	if err != nil {
+		var refused *Error
+		if errors.As(err, &refused) {
+			return nil, refused
+		}
+		return nil, &Error{Reason: ReasonUnavailable, Credential: name, Cause: err}
+	}
+	return &Grant{
+		Name: name, Kind: e.cred.kind, LeaseID: m.leaseID, Accessor: m.accessor, VaultRequestID: m.requestID,
+		Expires: m.expires, Ranges: e.cred.cfg.Ranges, slot: e.cred.cfg.Inject, value: m.value,
+	}, nil
+}
+
+// Rejected says that the bound server refused the value (401): the next request
+// fetches anew. It has an effect at most once a minute per credential, so that a
+// request that is refused for another reason does not become load on the source.
+func (s *Session) Rejected(name string) {
+	e, ok := s.entries[name]
+	if !ok {
+		return
+	}
+	now := s.b.opts.Clock()
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.current != nil && !now.Before(e.rejectedAt.Add(rejectedAtMost)) {
+		e.rejectedAt = now
+		e.retire()
+	}
+}
+
+// entry is the cache of one credential in one session.
+type entry struct {
+	cred *credential
+
+	mu         sync.Mutex
+	current    *material
+	dead       deadline // of current, margin subtracted
+	refresh    time.Time
+	old        []*material // replaced; wiped at the end
+	call       *call       // the fetch in flight
+	failures   int
+	failed     error
+	retryAt    time.Time
+	rejectedAt time.Time
+	used       *Outcome // what has been given out so far; nil: nothing
+}
+
+// call is one fetch that any number of requests wait for.
+type call struct {
+	done chan struct{}
+	m    *material
+	err  error
+}
+
+// deadline holds a time twice, so that a value is dead when either the wall
+// clock or the monotonic clock says so: the one may be set, the other may stand
+// still while the machine sleeps.
+type deadline struct{ mono, wall time.Time }
+
+func deadlineAt(t time.Time) deadline { return deadline{t, t.Round(0)} }
+
+func (d deadline) passed(now time.Time) bool {
+	return !now.Before(d.mono) || !now.Round(0).Before(d.wall)
+}
+
+// material returns a live value from the cache or from one shared fetch.
+func (s *Session) material(ctx context.Context, e *entry, requestID string) (*material, error) {
+	now := s.b.opts.Clock()
+	e.mu.Lock()
+	if s.isClosed() {
+		e.mu.Unlock()
+		return nil, errors.New("the run has ended")
+	}
+	if m := e.current; m != nil {
+		if !e.dead.passed(now) {
+			if !now.Before(e.refresh) && e.call == nil && !now.Before(e.retryAt) {
+				s.start(e, requestID)
+			}
+			e.mu.Unlock()
+			return m, nil
+		}
+		e.retire()
+	}
+	c := e.call
+	if c == nil {
+		if e.failed != nil && now.Before(e.retryAt) {
+			err := &Error{Reason: ReasonUnavailable, Credential: e.cred.name, Cause: e.failed, RetryAfter: e.retryAt.Sub(now)}
+			e.mu.Unlock()
+			return nil, err
+		}
+		if c = s.start(e, requestID); c == nil {
+			e.mu.Unlock()
+			return nil, errors.New("the run has ended")
+		}
+	}
+	e.mu.Unlock()
+	select {
+	case <-c.done:
+		return c.m, c.err
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+// retire takes the current value out of use. e.mu is held.
+func (e *entry) retire() {
+	if e.current != nil {
+		e.old = append(e.old, e.current)
+		e.current = nil
+	}
+}
+
+func (s *Session) isClosed() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.closed
+}
+
+// start begins a fetch; nil when the session has ended. e.mu is held.
+func (s *Session) start(e *entry, requestID string) *call {
+	s.mu.Lock()
+	if s.closed {
+		s.mu.Unlock()
+		return nil
+	}
+	s.work.Add(1)
+	s.mu.Unlock()
+	c := &call{done: make(chan struct{})}
+	e.call = c
+	go func() {
+		defer s.work.Done()
+		m, err := s.fetch(e, requestID)
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		e.settle(s, c, m, err)
+		close(c.done)
+	}()
+	return c
+}
+
+func (s *Session) fetch(e *entry, requestID string) (m *material, err error) {
+	defer func() {
+		if p := recover(); p != nil { // the panic's value may hold what was fetched
+			m, err = nil, errors.New("a fault in the source")
+			s.b.opts.Log.Error("the source of a credential panicked", "credential", e.cred.name, "kind", e.cred.kind)
+		}
+	}()
+	m, err = e.cred.source.fetch(s.ctx, s, requestID)
+	if err == nil && (m == nil || m.value.IsZero()) {
+		return nil, errors.New("the source gave nothing")
+	}
+	return m, err
+}
+
+// settle stores what a fetch brought. e.mu is held.
+func (e *entry) settle(s *Session, c *call, m *material, err error) {
+	e.call = nil
+	now := s.b.opts.Clock()
+	if err != nil {
+		wait := e.pause(err)
+		e.failed, e.retryAt = err, now.Add(wait)
+		c.err = &Error{Reason: ReasonUnavailable, Credential: e.cred.name, Cause: err, RetryAfter: wait}
+		s.b.opts.Log.Warn("credential unavailable", "credential", e.cred.name, "run", s.run.ID, "cause", err.Error())
+		return
+	}
+	e.failures, e.failed, e.retryAt = 0, nil, time.Time{}
+	c.m = m
+	e.note(m)
+	e.retire()
+	life := m.keep
+	if !m.expires.IsZero() {
+		life = min(life, m.expires.Sub(now))
+	}
+	if life <= 0 {
+		e.old = append(e.old, m)
+		return
+	}
+	e.current = m
+	e.dead = deadlineAt(now.Add(life - min(margin, life/4)))
+	ahead := life - life/refreshFraction
+	e.refresh = now.Add(ahead - rand.N(ahead/10+1))
+}
+
+// pause counts a failure and says how long no fetch is tried. One that was held
+// back does not count: it says itself when it is worth trying. e.mu is held.
+func (e *entry) pause(err error) time.Duration {
+	var ve *vaultError
+	if errors.As(err, &ve) && ve.gated {
+		return ve.retryAfter
+	}
+	e.failures++
+	wait := min(failureFirst<<min(e.failures-1, 10), failureMost)
+	if ve != nil {
+		wait = max(wait, ve.retryAfter)
+	}
+	return wait
+}
+
+// note remembers what was given out, for the outcome of the run.
+func (e *entry) note(m *material) {
+	status := StatusStatic
+	switch {
+	case m.revocable:
+		status = StatusRevoked
+	case !m.expires.IsZero():
+		status = StatusExpires
+	}
+	o := &Outcome{Name: e.cred.name, Kind: e.cred.kind, LeaseID: m.leaseID, Accessor: m.accessor, Status: status}
+	if status == StatusExpires {
+		o.Expires = m.expires
+		if e.used != nil && e.used.Expires.After(o.Expires) {
+			o.Expires = e.used.Expires
+		}
+	}
+	e.used = o
+}
+
+// End takes back what this run was given: no new grants, running fetches waited
+// for, leases revoked one by one, then the tokens; repeated with growing pauses
+// until ctx ends. It returns one outcome per credential that was used, sorted by
+// name. A further call tries again what is unconfirmed and returns the rest as
+// it was.
+func (s *Session) End(ctx context.Context) []Outcome {
+	s.mu.Lock()
+	s.closed = true
+	s.mu.Unlock()
+	s.ending.Lock()
+	defer s.ending.Unlock()
+	if s.ended {
+		return slices.Clone(s.outcomes)
+	}
+	s.drain(ctx)
+	var open []*runToken
+	if s.vault != nil {
+		open = s.vault.revokeAll(ctx)
+	}
+	s.outcomes = s.outcomes[:0]
+	for _, name := range s.names {
+		e := s.entries[name]
+		e.mu.Lock()
+		e.retire()
+		for _, m := range e.old {
+			m.value.Wipe()
+		}
+		e.old = nil
+		if o, ok := e.outcome(open); ok {
+			s.outcomes = append(s.outcomes, o)
+		}
+		e.mu.Unlock()
+	}
+	s.ended = len(open) == 0
+	return slices.Clone(s.outcomes)
+}
+
+// drain waits for fetches, so that a lease that is born late is known. Each is
+// bounded by its own timeouts; when ctx ends first they are cut off.
+func (s *Session) drain(ctx context.Context) {
+	done := make(chan struct{})
+	go func() {
+		s.work.Wait()
+		close(done)
+	}()
+	select {
+	case <-done:
+	case <-ctx.Done():
+		s.cancel()
+		<-done
+	}
+	s.cancel()
+}
+
+// outcome joins what was given out with the tokens that may still live. e.mu is held.
+func (e *entry) outcome(open []*runToken) (Outcome, bool) {
+	for _, t := range open {
+		kind, used := t.users[e.cred.name]
+		if !used {
+			continue
+		}
+		o := Outcome{Name: e.cred.name, Kind: kind, Accessor: t.accessor, Status: StatusUnconfirmed, Expires: t.notAfter, Detail: t.detail()}
+		if e.used != nil {
+			o.LeaseID = e.used.LeaseID
+		}
+		return o, true
+	}
+	if e.used == nil {
+		return Outcome{}, false
+	}
+	o := *e.used
+	if o.Kind == KindKV {
+		o.Detail = "the run's token is revoked; the stored value itself lives on"
+	}
+	return o, true
+}
