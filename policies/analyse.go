@@ -104,3 +104,29 @@ func addInputRef(refs *reference, ref ast.Ref) {
 	path := constantPath(ref)[1:]
 	refs.add(path, true)
 }
+
+// paths lists the references, sorted: "request.host", or "request.*" for a
+// whole subtree that is more than one field.
+func (r *reference) paths(prefix string) []string {
+	if len(r.parts) == 0 {
+		return []string{prefix}
+	}
+	var list []string
+	for _, name := range sortedKeys(r.parts) {
+		full := name
+		if prefix != "" {
+			full = prefix + "." + name
+		}
+		list = append(list, r.parts[name].paths(full)...)
+	}
+	return list
+}
+
+// Reads lists the parts of the input that the policy refers to, such as
+// "request.host"; a computed reference lists the part above it.
+func (e *Engine) Reads() []string {
+	if e.plan.refs == nil {
+		return nil
+	}
+	return e.plan.refs.paths("")
+}

@@ -125,19 +125,58 @@ func (e *Engine) compile(f *folder) error {
 	e.compiler = compiler
 	e.plan = analyse(compiler)
 	e.rules = entryRules(f, compiler)
-	e.decision, err = e.prepare(ctx, compiler, "data.warder.decision")
-	if err != nil {
+	if e.guard, err = e.newBodyGuard(ctx, f.modules); err != nil {
 		return fmt.Errorf("policies: load: %s: %w", f.dir, err)
 	}
-	return nil
+	for stage, kinds := range stageKinds {
+		q, err := e.prepareEntries(ctx, kinds)
+		if err != nil {
+			return fmt.Errorf("policies: load: %s: %w", f.dir, err)
+		}
+		if stage == StageRequest {
+			e.request = q
+		} else {
+			e.connection = q
+		}
+	}
+	e.composer, err = newComposer(ctx)
+	return err
 }
 
-func (e *Engine) prepare(ctx context.Context, compiler *ast.Compiler, query string) (rego.PreparedEvalQuery, error) {
+// entryQuery evaluates the sets of entries of one stage. A kind without a rule
+// is left out and is the empty set.
+type entryQuery struct {
+	prepared rego.PreparedEvalQuery
+	vars     []string // binding of each kind, "" for a kind without a rule
+	any      bool
+}
+
+func (e *Engine) prepareEntries(ctx context.Context, kinds []string) (entryQuery, error) {
+	var q entryQuery
+	var parts []string
+	for _, kind := range kinds {
+		if !slices.ContainsFunc(e.rules, func(r entryRule) bool { return r.kind == kind }) {
+			q.vars = append(q.vars, "")
+			continue
+		}
+		q.vars = append(q.vars, kind)
+		parts = append(parts, kind+" = data.warder.egress."+kind)
+		q.any = true
+	}
+	if !q.any {
+		return q, nil
+	}
+	var err error
+	q.prepared, err = prepare(ctx, e.compiler, e.store, e.txn, strings.Join(parts, "; "))
+	return q, err
+}
+
+func prepare(ctx context.Context, compiler *ast.Compiler, store storage.Store, txn storage.Transaction, query string) (rego.PreparedEvalQuery, error) {
 	return rego.New(
 		rego.Query(query),
 		rego.Compiler(compiler),
-		rego.Store(e.store),
-		rego.Transaction(e.txn),
+		rego.Store(store),
+		rego.Transaction(txn),
 		rego.StrictBuiltinErrors(true),
 	).PrepareForEval(ctx)
 }

@@ -70,33 +70,80 @@ func (e *Engine) evaluate(ctx context.Context, in *Input, body *parsedBody) Deci
 	timer := time.AfterFunc(budget, cancel.Cancel)
 	defer timer.Stop()
 
-	options := []rego.EvalOption{
-		rego.EvalParsedInput(e.plan.build(in, body)),
-		rego.EvalTransaction(e.txn),
+	options := make([]rego.EvalOption, 0, 8)
+	options = append(options,
 		rego.EvalExternalCancel(cancel),
 		rego.EvalMetrics(metrics.NoOp()),
 		rego.EvalGenerateJSON(rawTerm),
 		rego.EvalTime(time.Unix(0, in.TimeNS).UTC()),
-	}
-	results, err := e.decision.Eval(ctx, options...)
+	)
+	d, err := e.judge(ctx, in, body, options)
 	switch {
 	case cancel.Cancelled() || topdown.IsCancel(err):
 		return refusal(ReasonPolicyTimeout, messageTimeout, fmt.Sprintf("stopped after %v", budget))
 	case err != nil:
 		return refusal(ReasonPolicyError, messageError, describe(err))
-	case len(results) != 1 || len(results[0].Expressions) != 1:
-		return refusal(ReasonPolicyError, messageError, "data.warder.decision is undefined")
-	}
-	term, ok := results[0].Expressions[0].Value.(*ast.Term)
-	if !ok {
-		return refusal(ReasonPolicyError, messageError, "data.warder.decision is not a document")
-	}
-	d, err := decode(term, in.Stage)
-	if err != nil {
-		return refusal(ReasonPolicyError, messageError, err.Error())
 	}
 	return e.locate(d)
 }
+
+var errUndefined = errors.New("the decision is undefined")
+
+// judge evaluates the entries and composes them.
+func (e *Engine) judge(ctx context.Context, in *Input, body *parsedBody, options []rego.EvalOption) (Decision, error) {
+	q := &e.request
+	switch in.Stage {
+	case StageRequest:
+	case StageConnection:
+		q = &e.connection
+	default:
+		return Decision{}, fmt.Errorf("input.stage %q is neither %s nor %s", in.Stage, StageRequest, StageConnection)
+	}
+	input := e.plan.build(in, body)
+	sets, err := e.entries(ctx, q, input, options)
+	if err != nil {
+		return Decision{}, err
+	}
+	d, err := e.composer.compose(ctx, in, sets, options)
+	if err != nil || d.Verdict == Deny || body.judged() {
+		return d, err
+	}
+	rule, err := e.guard.unjudged(ctx, input, e, options)
+	if err != nil || rule == nil {
+		return d, err
+	}
+	return refuseUnjudged(rule, body), nil
+}
+
+// entries evaluates the sets of entries of one stage.
+func (e *Engine) entries(ctx context.Context, q *entryQuery, input ast.Value, options []rego.EvalOption) (entrySets, error) {
+	sets := make(entrySets, len(q.vars))
+	var bindings rego.Vars
+	if q.any {
+		results, err := q.prepared.Eval(ctx, append(options, rego.EvalParsedInput(input), rego.EvalTransaction(e.txn))...)
+		if err != nil {
+			return nil, err
+		}
+		if len(results) != 1 {
+			return nil, errUndefined
+		}
+		bindings = results[0].Bindings
+	}
+	for i, name := range q.vars {
+		if name == "" {
+			sets[i] = emptySet
+			continue
+		}
+		term, ok := bindings[name].(*ast.Term)
+		if !ok {
+			return nil, errUndefined
+		}
+		sets[i] = term
+	}
+	return sets, nil
+}
+
+var emptySet = ast.SetTerm()
 
 // locate adds to the detail of a policy error where its rule is written.
 func (e *Engine) locate(d Decision) Decision {

@@ -68,11 +68,7 @@ func decode(term *ast.Term, stage string) (Decision, error) {
 	if r.err != nil {
 		return Decision{}, r.err
 	}
-	reasons, ok := stageVerdicts[stage][d.Verdict]
-	if !ok && stage != StageRequest && stage != StageConnection && d.Verdict == Deny {
-		return d, nil // an unknown stage is denied, whatever the words
-	}
-	for _, reason := range reasons {
+	for _, reason := range stageVerdicts[stage][d.Verdict] {
 		if reason == d.Reason {
 			return d, nil
 		}

@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"github.com/open-policy-agent/opa/v1/ast"
-	"github.com/open-policy-agent/opa/v1/rego"
 	"github.com/open-policy-agent/opa/v1/storage"
 )
 
@@ -48,13 +47,16 @@ type Engine struct {
 
 	denyAll string // not "": there is no policy, and this is why
 
-	compiler *ast.Compiler
-	store    storage.Store
-	txn      storage.Transaction // one read transaction for the life of the engine
-	decision rego.PreparedEvalQuery
-	plan     *inputPlan
-	rules    []entryRule
-	creds    map[string]CredentialInfo
+	parsed              map[string]*ast.Module
+	compiler            *ast.Compiler
+	store               storage.Store
+	txn                 storage.Transaction // one read transaction for the life of the engine
+	request, connection entryQuery
+	composer            *composer
+	guard               *bodyGuard // nil: no rule needs it
+	plan                *inputPlan
+	rules               []entryRule
+	creds               map[string]CredentialInfo
 }
 
 // Load reads and compiles the policy in o.Dir. A missing folder, a folder
@@ -77,7 +79,7 @@ func Load(o Options) (*Engine, error) {
 	}
 	e := &Engine{
 		dir: o.Dir, mode: o.Mode, timeout: o.EvalTimeout,
-		digest: digestOf(files.sources), sources: files.sources, creds: o.Credentials,
+		digest: digestOf(files.sources), sources: files.sources, parsed: files.modules, creds: o.Credentials,
 	}
 	if err := e.compile(files); err != nil {
 		return nil, err

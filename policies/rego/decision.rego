@@ -125,11 +125,15 @@ connection_verdict(verdict, names) := {
 
 # ---- entries ----
 
-allows := {entry | some entry in data.warder.egress.allow}
+allows := entries(data.warder.egress.allow)
 
-denies := {entry | some entry in data.warder.egress.deny}
+denies := entries(data.warder.egress.deny)
 
-asks := {entry | some entry in data.warder.egress.ask}
+asks := entries(data.warder.egress.ask)
+
+# The argument of a function has no inferred type. Without this step a policy
+# in which no entry has a key would make every mention of the key an error here.
+entries(values) := {value | some value in values}
 
 allow_rules := {entry.rule | some entry in allows}
 
@@ -137,9 +141,9 @@ deny_rules := {entry.rule | some entry in denies}
 
 pending_rules := {entry.rule | some entry in asks; not entry.rule in input.approvals}
 
-passthrough_rules := {entry.rule | some entry in data.warder.egress.passthrough}
+passthrough_rules := {entry.rule | some entry in entries(data.warder.egress.passthrough)}
 
-tunnel_rules := {entry.rule | some entry in data.warder.egress.tunnel}
+tunnel_rules := {entry.rule | some entry in entries(data.warder.egress.tunnel)}
 
 named_credentials := {entry.credential | some entry in allows}
 

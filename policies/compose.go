@@ -1,0 +1,195 @@
+package policies
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/open-policy-agent/opa/v1/ast"
+	"github.com/open-policy-agent/opa/v1/rego"
+	"github.com/open-policy-agent/opa/v1/storage"
+)
+
+// Composition is a pure function of the entries that matched, the approvals
+// and the offered credentials. A policy has few combinations of those, so each
+// is composed in Rego once and remembered; judging a request then costs only
+// the evaluation of the entries.
+
+// bridge gives the composition its entries through the input, so that it
+// compiles once and without the policy.
+const bridge = `package warder.egress
+
+allow := input.entries.allow
+
+deny := input.entries.deny
+
+ask := input.entries.ask
+
+passthrough := input.entries.passthrough
+
+tunnel := input.entries.tunnel
+`
+
+// Bounds of the memory of composed decisions. Entries can hold text that the
+// sandbox chose (a message with a path in it), so large ones are not kept.
+const (
+	maxComposed      = 4096
+	maxComposedBytes = 2048
+)
+
+type composer struct {
+	store storage.Store
+	txn   storage.Transaction
+	query rego.PreparedEvalQuery
+
+	mu       sync.RWMutex
+	composed map[int][]composedDecision // by hash; guarded by mu
+	count    int                        // of composed; guarded by mu
+}
+
+// composedDecision is one remembered result, with all that it depends on.
+type composedDecision struct {
+	stage       string
+	entries     []*ast.Term
+	approvals   []string
+	credentials []string
+	decision    Decision
+}
+
+func newComposer(ctx context.Context) (*composer, error) {
+	c := &composer{store: newStore(map[string]any{}), composed: map[int][]composedDecision{}}
+	txn, err := c.store.NewTransaction(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("policies: composition: %w", err)
+	}
+	c.txn = txn
+	composition, problems := parseModule(compositionFile, []byte(compositionSource))
+	bridged, more := parseModule("warder:bridge.rego", []byte(bridge))
+	if problems = append(problems, more...); len(problems) > 0 {
+		return nil, fmt.Errorf("policies: composition: %s", problems[0])
+	}
+	compiler := ast.NewCompiler().WithCapabilities(capabilities(false))
+	if compiler.Compile(map[string]*ast.Module{compositionFile: composition, "bridge": bridged}); compiler.Failed() {
+		return nil, fmt.Errorf("policies: composition: %w", compiler.Errors)
+	}
+	c.query, err = prepare(ctx, compiler, c.store, c.txn, "data.warder.decision")
+	return c, err
+}
+
+// entrySets are the entries that matched, by kind, in the order of stageKinds.
+type entrySets []*ast.Term
+
+// stageKinds are the kinds of entries that each stage judges.
+var stageKinds = map[string][]string{
+	StageRequest:    {"allow", "deny", "ask"},
+	StageConnection: {"deny", "passthrough", "tunnel"},
+}
+
+var keyEntries, keyStage, keyApprovals, keyCredentials = ast.StringTerm("entries"), ast.StringTerm("stage"), ast.StringTerm("approvals"), ast.StringTerm("credentials")
+
+// compose returns the decision for the entries that matched. options carry the
+// budget of the evaluation.
+func (c *composer) compose(ctx context.Context, in *Input, sets entrySets, options []rego.EvalOption) (Decision, error) {
+	hash := 0
+	for i, set := range sets {
+		hash = hash*31 + set.Hash() + i
+	}
+	if d, ok := c.recall(hash, in, sets); ok {
+		return d, nil
+	}
+	pairs := make([][2]*ast.Term, 0, len(sets))
+	for i, kind := range stageKinds[in.Stage] {
+		if i < len(sets) {
+			pairs = append(pairs, [2]*ast.Term{ast.StringTerm(kind), sets[i]})
+		}
+	}
+	input := ast.NewObject(
+		[2]*ast.Term{keyStage, ast.StringTerm(in.Stage)},
+		[2]*ast.Term{keyApprovals, stringArray(in.Approvals)},
+		[2]*ast.Term{keyCredentials, stringArray(in.Credentials)},
+		[2]*ast.Term{keyEntries, ast.ObjectTerm(pairs...)},
+	)
+	results, err := c.query.Eval(ctx, append(options, rego.EvalParsedInput(input), rego.EvalTransaction(c.txn))...)
+	if err != nil {
+		return Decision{}, err
+	}
+	if len(results) != 1 || len(results[0].Expressions) != 1 {
+		return Decision{}, errUndefined
+	}
+	term, ok := results[0].Expressions[0].Value.(*ast.Term)
+	if !ok {
+		return Decision{}, errUndefined
+	}
+	d, err := decode(term, in.Stage)
+	if err != nil {
+		return Decision{}, err
+	}
+	c.remember(hash, in, sets, d)
+	return d, nil
+}
+
+func (c *composer) recall(hash int, in *Input, sets entrySets) (Decision, bool) {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	for i := range c.composed[hash] {
+		known := &c.composed[hash][i]
+		if known.stage == in.Stage && slices.Equal(known.approvals, in.Approvals) &&
+			slices.Equal(known.credentials, in.Credentials) && slices.EqualFunc(known.entries, sets, equalTerms) {
+			return known.decision.clone(), true
+		}
+	}
+	return Decision{}, false
+}
+
+func (c *composer) remember(hash int, in *Input, sets entrySets, d Decision) {
+	size := 0
+	for _, set := range sets {
+		size += textSize(set)
+	}
+	for _, list := range [][]string{in.Approvals, in.Credentials} {
+		for _, s := range list {
+			size += len(s)
+		}
+	}
+	if size > maxComposedBytes {
+		return
+	}
+	known := composedDecision{
+		stage: strings.Clone(in.Stage), entries: slices.Clone(sets),
+		approvals: slices.Clone(in.Approvals), credentials: slices.Clone(in.Credentials), decision: d.clone(),
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.count >= maxComposed {
+		clear(c.composed)
+		c.count = 0
+	}
+	c.composed[hash] = append(c.composed[hash], known)
+	c.count++
+}
+
+func equalTerms(a, b *ast.Term) bool { return a.Equal(b) }
+
+// textSize is the length of all texts and numbers in a term.
+func textSize(t *ast.Term) int {
+	size := 0
+	ast.WalkTerms(t, func(t *ast.Term) bool {
+		switch v := t.Value.(type) {
+		case ast.String:
+			size += len(v)
+		case ast.Number:
+			size += len(v)
+		}
+		size += 8
+		return false
+	})
+	return size
+}
+
+// clone copies what the caller could change.
+func (d Decision) clone() Decision {
+	d.Rules, d.Limits = slices.Clone(d.Rules), slices.Clone(d.Limits)
+	return d
+}
