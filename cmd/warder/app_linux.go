@@ -1,0 +1,150 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"sync/atomic"
+	"time"
+
+	"warder/audit"
+	"warder/broker"
+	"warder/internal/config"
+	"warder/internal/identity"
+	"warder/policies"
+	"warder/proxy"
+	"warder/runner"
+)
+
+// closeTimeout bounds the orderly end of one process's parts.
+const closeTimeout = 30 * time.Second
+
+// app is the parts that run and proxy share, made once a process.
+type app struct {
+	cfg    *config.Config
+	engine atomic.Pointer[policies.Engine]
+	audit  *audit.Log
+	broker *broker.Broker
+	proxy  *proxy.Proxy
+	state  *runner.StateDir
+	logins *runner.State // journal of login tokens, nil without Vault
+	log    *slog.Logger
+}
+
+// appOptions are what flags may replace.
+type appOptions struct {
+	config  string
+	policy  string
+	oneShot bool   // a run: single-use SecretIDs are refused
+	keys    string // folder of local signing keys; "" means the state folder's
+	state   string // state folder; "" means the user's
+	stderr  io.Writer
+}
+
+// openApp reads the configuration, compiles the policy and opens the audit
+// stream, in the order in which a fault is best explained.
+func openApp(ctx context.Context, o appOptions) (*app, error) {
+	cfg, err := config.LoadFound(o.config)
+	if err != nil {
+		return nil, err
+	}
+	if o.policy != "" {
+		cfg.Policy.Path = o.policy
+	}
+	a := &app{cfg: cfg, log: slog.New(slog.NewTextHandler(o.stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))}
+	if err := a.loadPolicy(o.stderr); err != nil {
+		return nil, err
+	}
+	a.audit, err = audit.Open(ctx, audit.Options{
+		Dir: cfg.Audit.Dir, Durable: cfg.Audit.Durable,
+		Warn: func(msg string) { fmt.Fprintln(o.stderr, "warder: audit:", msg) },
+	})
+	if err != nil {
+		return nil, fmt.Errorf("audit: %w", err)
+	}
+	if err := a.connect(ctx, o); err != nil {
+		return nil, errors.Join(err, a.audit.Close(ctx))
+	}
+	return a, nil
+}
+
+func (a *app) connect(ctx context.Context, o appOptions) error {
+	a.recordPolicy(ctx)
+	var err error
+	if a.state, err = runner.OpenState(cmp.Or(o.state, config.StateDir())); err != nil {
+		return err
+	}
+	opts := broker.Options{
+		Vault: a.cfg.Vault, Credentials: a.cfg.Credentials, ConfigFile: a.cfg.File,
+		StateDir: cmp.Or(o.keys, keyDir(a.cfg)), OneShot: o.oneShot,
+		Getenv: os.LookupEnv, OnLease: a.recordLease, Log: a.log,
+	}
+	if a.cfg.Vault != nil {
+		if a.logins, err = a.state.Journal(); err != nil {
+			return err
+		}
+		opts.Journal = a.logins
+	}
+	if a.broker, err = broker.New(opts); err != nil {
+		return err
+	}
+	a.proxy, err = proxy.New(proxy.Options{
+		Policy: a.decider, Audit: a.audit, Upstream: a.cfg.Proxy.Upstream, Log: a.log,
+	})
+	return err
+}
+
+func (a *app) decider() proxy.Decider {
+	if e := a.engine.Load(); e != nil {
+		return e
+	}
+	return nil
+}
+
+// loadPolicy compiles the policy folder. Without one, everything is denied.
+func (a *app) loadPolicy(stderr io.Writer) error {
+	if a.cfg.Policy.Path == "" {
+		if a.cfg.File == "" {
+			fmt.Fprintln(stderr, "warder:", config.NoConfig)
+		} else {
+			fmt.Fprintln(stderr, "warder: no policy.path in", a.cfg.File+": every request is denied")
+		}
+		a.engine.Store(policies.DenyAll("no policy is configured"))
+		return nil
+	}
+	e, err := policies.Load(policies.Options{Dir: a.cfg.Policy.Path, Mode: a.cfg.Policy.Mode})
+	if err != nil {
+		return err
+	}
+	a.engine.Store(e)
+	return nil
+}
+
+func (a *app) recordPolicy(ctx context.Context) {
+	e := a.engine.Load()
+	a.audit.Append(ctx, &audit.Record{Event: audit.EventPolicyLoad, Policy: &audit.Policy{Revision: e.Revision(), Digest: e.Digest(), Mode: e.Mode()}})
+}
+
+// recordLease writes what the broker did at Vault.
+func (a *app) recordLease(event, runID string, o broker.Outcome) {
+	c := audit.Credential{Name: o.Name, Kind: o.Kind, LeaseID: o.LeaseID, Accessor: o.Accessor, Status: o.Status, Detail: o.Detail}
+	if !o.Expires.IsZero() {
+		c.Expires = o.Expires.UTC().Format(time.RFC3339)
+	}
+	a.audit.Append(context.Background(), &audit.Record{Event: event, Run: &identity.Run{ID: runID}, Credential: &c})
+}
+
+// close ends everything in reverse order.
+func (a *app) close() error {
+	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
+	defer cancel()
+	err := errors.Join(a.proxy.Close(ctx), a.broker.Close(ctx))
+	if a.logins != nil {
+		err = errors.Join(err, a.logins.Close())
+	}
+	return errors.Join(err, a.audit.Close(ctx))
+}

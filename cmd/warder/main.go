@@ -1,0 +1,15 @@
+// Command warder runs untrusted code in a gVisor sandbox whose only way out is
+// a proxy that judges every request, adds credentials on the way out and keeps
+// a record that proves itself.
+package main
+
+import (
+	"os"
+
+	"warder/runner"
+)
+
+func main() {
+	runner.Reexec() // must come first: this binary is also the sandbox's helper, sentry and gofer
+	os.Exit(execute(os.Args[1:], os.Stdout, os.Stderr))
+}

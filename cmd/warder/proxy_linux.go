@@ -1,0 +1,187 @@
+package main
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/signal"
+	"strings"
+	"sync"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	"warder/broker"
+	"warder/internal/config"
+	"warder/internal/identity"
+	"warder/proxy"
+	"warder/runner"
+)
+
+func newProxyCmd() *cobra.Command {
+	var file, policy string
+	cmd := &cobra.Command{
+		Use:   "proxy",
+		Short: "Serve the proxy on a TCP address, for workloads that something else confines",
+		Long: `Proxy serves the same pipeline as run on a TCP listener (CONNECT and absolute-form).
+Callers are known by proxy.clients; without it only a loopback address is served,
+as one anonymous run. SIGHUP reads the policy again; SIGTERM ends it.`,
+		Example: "  warder proxy --config /etc/warder/warder.yaml",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := serveProxy(cmd, file, policy); err != nil {
+				return &exitError{exitFailure, err}
+			}
+			return nil
+		},
+	}
+	cmd.Flags().StringVar(&file, "config", "", "configuration `file`")
+	cmd.Flags().StringVar(&policy, "policy", "", "policy `folder`, in place of the file's")
+	return cmd
+}
+
+func serveProxy(cmd *cobra.Command, file, policy string) (err error) {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	defer stop()
+	a, err := openApp(ctx, appOptions{config: file, policy: policy, stderr: cmd.ErrOrStderr()})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, a.close()) }()
+	defer a.sweep(ctx, cmd.ErrOrStderr())()
+	clients, err := proxyClients(a.cfg.Proxy.Clients)
+	if err != nil {
+		return err
+	}
+	ca, err := proxyCA(a.cfg.Proxy.CA)
+	if err != nil {
+		return err
+	}
+	ln, err := net.Listen("tcp", a.cfg.Proxy.Listen)
+	if err != nil {
+		return fmt.Errorf("proxy: %w", err)
+	}
+	if len(clients) == 0 {
+		fmt.Fprintln(cmd.ErrOrStderr(), "warder: proxy: no proxy.clients: everyone on this machine is one anonymous run")
+	}
+	fmt.Fprintln(cmd.ErrOrStderr(), "warder: proxy: listening on", ln.Addr())
+	go a.reloadOnHangup(ctx, cmd)
+	s := &proxyRuns{app: a, ca: ca, live: map[*proxy.Run]*proxyRun{}}
+	return a.proxy.ServeListener(ctx, ln, proxy.ListenOptions{Clients: clients, Open: s.open, Close: s.close})
+}
+
+// reloadOnHangup swaps the policy atomically; a policy that does not load
+// changes nothing.
+func (a *app) reloadOnHangup(ctx context.Context, cmd *cobra.Command) {
+	hup := make(chan os.Signal, 1)
+	signal.Notify(hup, syscall.SIGHUP)
+	defer signal.Stop(hup)
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-hup:
+			if err := a.loadPolicy(cmd.ErrOrStderr()); err != nil {
+				fmt.Fprintln(cmd.ErrOrStderr(), "warder: proxy: the policy stays as it was:", err)
+				continue
+			}
+			a.recordPolicy(ctx)
+			fmt.Fprintln(cmd.ErrOrStderr(), "warder: proxy: policy", a.engine.Load().Revision())
+		}
+	}
+}
+
+// proxyRuns gives each client its run: its credentials, its journal.
+type proxyRuns struct {
+	app  *app
+	ca   *proxy.CA
+	mu   sync.Mutex
+	live map[*proxy.Run]*proxyRun
+}
+
+type proxyRun struct {
+	sess    *broker.Session
+	journal *runner.State
+}
+
+func (s *proxyRuns) open(_ context.Context, client string) (*proxy.Run, error) {
+	ident := identity.Run{ID: identity.NewRunID(), Agent: client, User: callerName()}
+	journal, err := s.app.state.Journal()
+	if err != nil {
+		return nil, err
+	}
+	sess, err := s.app.broker.Begin(ident, s.offered(client), journal)
+	if err != nil {
+		return nil, errors.Join(err, journal.Close())
+	}
+	r, err := s.app.proxy.NewRun(proxy.RunOptions{Run: ident, Offered: sess.Offered(), Granter: sess, CA: s.ca})
+	if err != nil {
+		return nil, errors.Join(err, journal.Close())
+	}
+	s.mu.Lock()
+	s.live[r] = &proxyRun{sess, journal}
+	s.mu.Unlock()
+	return r, nil
+}
+
+// offered is nil (all) for the anonymous caller and for a client that names none.
+func (s *proxyRuns) offered(client string) []string {
+	for _, c := range s.app.cfg.Proxy.Clients {
+		if c.Name == client && c.Credentials != nil {
+			return c.Credentials
+		}
+	}
+	return nil
+}
+
+func (s *proxyRuns) close(ctx context.Context, _ string, r *proxy.Run) {
+	s.mu.Lock()
+	p := s.live[r]
+	delete(s.live, r)
+	s.mu.Unlock()
+	err := r.Close(ctx)
+	if p != nil {
+		p.sess.End(ctx)
+		err = errors.Join(err, p.journal.Close())
+	}
+	if err != nil {
+		s.app.log.Warn("proxy: end of run", "err", err)
+	}
+}
+
+func proxyClients(list []config.Client) ([]proxy.Client, error) {
+	var out []proxy.Client
+	for _, c := range list {
+		if c.TokenFile == "" {
+			return nil, fmt.Errorf("proxy.clients: %s: client certificates are not supported yet; hint: token_file", c.Name)
+		}
+		b, err := config.ReadOwned(c.TokenFile, 64<<10)
+		if err != nil {
+			return nil, fmt.Errorf("proxy.clients: %s: %w", c.Name, err)
+		}
+		token := strings.TrimSpace(string(b))
+		if token == "" {
+			return nil, fmt.Errorf("proxy.clients: %s: token_file is empty", c.Name)
+		}
+		out = append(out, proxy.Client{Name: c.Name, Token: sha256.Sum256([]byte(token))})
+	}
+	return out, nil
+}
+
+func proxyCA(c *config.ProxyCA) (*proxy.CA, error) {
+	if c == nil {
+		return nil, nil
+	}
+	cert, err := os.ReadFile(c.CertFile)
+	if err != nil {
+		return nil, fmt.Errorf("proxy.ca: %w", err)
+	}
+	key, err := config.ReadOwned(c.KeyFile, 64<<10)
+	if err != nil {
+		return nil, fmt.Errorf("proxy.ca: %w", err)
+	}
+	return proxy.LoadCA(cert, key)
+}

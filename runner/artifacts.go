@@ -1,0 +1,289 @@
+package runner
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"sort"
+	"strings"
+	"syscall"
+
+	"warder/audit"
+)
+
+// Bounds of what is collected from one run.
+const (
+	maxArtifacts     = 10000
+	maxArtifactDepth = 64
+	maxArtifactBytes = 4 << 30 // of all together
+)
+
+// collector copies artefacts out of a dead sandbox: regular files only, never
+// through a link, each with its SHA-256. A refused file is listed with the
+// reason, and the rest goes on.
+type collector struct {
+	roots map[string]*os.Root // "/workspace", "/out"
+	dest  *os.Root
+	files []audit.File
+	taken map[string]bool
+	bytes int64
+}
+
+// collectArtifacts copies what the patterns name into destDir. A pattern is a
+// file, a folder (recursive) or a glob below /workspace or /out; a relative one
+// is below /workspace. The file /out/a/b lands at destDir/a/b.
+func collectArtifacts(workspace, out *os.File, patterns []string, destDir string) ([]audit.File, error) {
+	if len(patterns) == 0 {
+		return nil, nil
+	}
+	if err := os.MkdirAll(destDir, 0o755); err != nil {
+		return nil, fmt.Errorf("artefacts: %w; hint: choose a writable --artifacts-dir", err)
+	}
+	dest, err := os.OpenRoot(destDir)
+	if err != nil {
+		return nil, fmt.Errorf("artefacts: %w", err)
+	}
+	defer dest.Close()
+	c := &collector{roots: map[string]*os.Root{}, dest: dest, taken: map[string]bool{}}
+	for name, f := range map[string]*os.File{"/workspace": workspace, "/out": out} {
+		r, err := os.OpenRoot(fmt.Sprintf("/proc/self/fd/%d", f.Fd()))
+		if err != nil {
+			return nil, fmt.Errorf("artefacts: %s: %w", name, err)
+		}
+		defer r.Close()
+		c.roots[name] = r
+	}
+	for _, p := range patterns {
+		c.collect(p)
+	}
+	sort.SliceStable(c.files, func(i, j int) bool { return c.files[i].Path < c.files[j].Path })
+	return c.files, nil
+}
+
+func (c *collector) refuse(p, why string) {
+	c.files = append(c.files, audit.File{Path: p, Refused: why})
+}
+
+func (c *collector) collect(pattern string) {
+	p := pattern
+	if !path.IsAbs(p) {
+		p = path.Join("/workspace", p)
+	}
+	for _, part := range strings.Split(pattern, "/") {
+		if part == ".." {
+			c.refuse(pattern, "leaves the workspace")
+			return
+		}
+	}
+	p = path.Clean(p)
+	for base, root := range c.roots {
+		if !below(p, base) {
+			continue
+		}
+		rel := strings.TrimPrefix(strings.TrimPrefix(p, base), "/")
+		c.match(root, base, rel)
+		return
+	}
+	c.refuse(pattern, "not below /workspace or /out")
+}
+
+// match expands the pattern by walking: links are never followed.
+func (c *collector) match(root *os.Root, base, rel string) {
+	if rel == "" {
+		c.take(root, base, ".", 0)
+		return
+	}
+	found := 0
+	c.expand(root, base, ".", strings.Split(rel, "/"), &found)
+	if found == 0 {
+		c.refuse(path.Join(base, rel), "not found")
+	}
+}
+
+func (c *collector) expand(root *os.Root, base, dir string, parts []string, found *int) {
+	names := []string{parts[0]}
+	if strings.ContainsAny(parts[0], "*?[") {
+		var err error
+		if names, err = globDir(root, dir, parts[0]); err != nil {
+			*found++
+			c.refuse(path.Join(base, dir, parts[0]), reasonOf(err))
+			return
+		}
+	}
+	for _, name := range names {
+		p := path.Join(dir, name)
+		fi, err := root.Lstat(p)
+		if err != nil {
+			if !errors.Is(err, fs.ErrNotExist) {
+				*found++
+				c.refuse(path.Join(base, p), reasonOf(err))
+			}
+			continue
+		}
+		if len(parts) == 1 {
+			*found++
+			c.take(root, base, p, 0)
+			continue
+		}
+		if fi.Mode()&fs.ModeSymlink != 0 {
+			*found++
+			c.refuse(path.Join(base, p), "symbolic link")
+			continue
+		}
+		if fi.IsDir() {
+			c.expand(root, base, p, parts[1:], found)
+		}
+	}
+}
+
+func globDir(root *os.Root, dir, pattern string) ([]string, error) {
+	all, err := readNames(root, dir)
+	if err != nil {
+		return nil, err
+	}
+	var out []string
+	for _, n := range all {
+		ok, err := path.Match(pattern, n)
+		if err != nil {
+			return nil, err
+		}
+		if ok {
+			out = append(out, n)
+		}
+	}
+	return out, nil
+}
+
+func readNames(root *os.Root, dir string) ([]string, error) {
+	d, err := root.OpenFile(dir, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_DIRECTORY, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer d.Close()
+	names, err := d.Readdirnames(maxArtifacts + 1)
+	if err != nil && !errors.Is(err, io.EOF) {
+		return nil, err
+	}
+	sort.Strings(names)
+	return names, nil
+}
+
+func (c *collector) take(root *os.Root, base, p string, depth int) {
+	full := path.Join(base, p)
+	if len(c.files) >= maxArtifacts {
+		if len(c.files) == maxArtifacts {
+			c.refuse(full, fmt.Sprintf("more than %d files", maxArtifacts))
+		}
+		return
+	}
+	fi, err := root.Lstat(p)
+	if err != nil {
+		c.refuse(full, reasonOf(err))
+		return
+	}
+	switch {
+	case fi.Mode()&fs.ModeSymlink != 0:
+		c.refuse(full, "symbolic link")
+	case fi.IsDir():
+		if depth >= maxArtifactDepth {
+			c.refuse(full, fmt.Sprintf("deeper than %d folders", maxArtifactDepth))
+			return
+		}
+		names, err := readNames(root, p)
+		if err != nil {
+			c.refuse(full, reasonOf(err))
+			return
+		}
+		for _, n := range names {
+			c.take(root, base, path.Join(p, n), depth+1)
+		}
+	case fi.Mode().IsRegular():
+		c.copyFile(root, base, p, full)
+	default:
+		c.refuse(full, "not a regular file")
+	}
+}
+
+func (c *collector) copyFile(root *os.Root, base, p, full string) {
+	if c.taken[full] {
+		return // named by two patterns
+	}
+	if c.taken["dest:"+p] {
+		c.refuse(full, "another artefact has this name")
+		return
+	}
+	f, err := root.OpenFile(p, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		c.refuse(full, reasonOf(err))
+		return
+	}
+	defer f.Close()
+	fi, err := f.Stat()
+	if err != nil || !fi.Mode().IsRegular() {
+		c.refuse(full, "not a regular file")
+		return
+	}
+	if c.bytes+fi.Size() > maxArtifactBytes {
+		c.refuse(full, "over the size limit of all artefacts")
+		return
+	}
+	sum, n, err := c.write(p, f, fi)
+	if err != nil {
+		c.refuse(full, "cannot be stored: "+reasonOf(err))
+		return
+	}
+	c.taken[full], c.taken["dest:"+p] = true, true
+	c.bytes += n
+	c.files = append(c.files, audit.File{Path: full, Size: n, Mode: fmt.Sprintf("%04o", fi.Mode().Perm()), SHA256: sum})
+}
+
+// write stores one artefact by a temporary name and a rename, so that an
+// existing link at the destination is replaced, never followed.
+func (c *collector) write(p string, src io.Reader, fi fs.FileInfo) (string, int64, error) {
+	if dir := path.Dir(p); dir != "." {
+		if err := c.dest.MkdirAll(dir, 0o755); err != nil {
+			return "", 0, err
+		}
+	}
+	tmp := path.Join(path.Dir(p), ".warder-"+filepath.Base(p)+".part")
+	_ = c.dest.Remove(tmp)
+	w, err := c.dest.OpenFile(tmp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return "", 0, err
+	}
+	sum := sha256.New()
+	n, err := io.Copy(io.MultiWriter(w, sum), io.LimitReader(src, fi.Size()))
+	if err == nil {
+		err = w.Chmod(fi.Mode().Perm() & 0o755) // no set-id bits, not writable by others
+	}
+	if cerr := w.Close(); err == nil {
+		err = cerr
+	}
+	if err == nil {
+		err = c.dest.Rename(tmp, p)
+	}
+	if err != nil {
+		_ = c.dest.Remove(tmp)
+		return "", 0, err
+	}
+	return hex.EncodeToString(sum.Sum(nil)), n, nil
+}
+
+// reasonOf is the cause of a file system error without the path of the host.
+func reasonOf(err error) string {
+	var errno syscall.Errno
+	if errors.As(err, &errno) {
+		return errno.Error()
+	}
+	var pe *fs.PathError
+	if errors.As(err, &pe) {
+		return pe.Err.Error()
+	}
+	return err.Error()
+}

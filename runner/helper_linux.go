@@ -1,0 +1,349 @@
+package runner
+
+import (
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+	"gvisor.dev/gvisor/pkg/control/client"
+	"gvisor.dev/gvisor/pkg/log"
+	"gvisor.dev/gvisor/runsc/boot"
+	"gvisor.dev/gvisor/runsc/cli/maincli"
+	"gvisor.dev/gvisor/runsc/config"
+	"gvisor.dev/gvisor/runsc/container"
+)
+
+// helperName is argv[0] of the helper.
+const helperName = "warder-helper"
+
+// Descriptors that the helper is started with, besides the task's stdio.
+const (
+	fdControl = 3 + iota
+	fdConfig
+	fdLink
+	fdInputs
+	fdStateLock // the lock of the state file lasts as long as this process
+	fdEnd
+)
+
+// helperBase is where the helper mounts its private tmpfs, over the host's /run
+// in its own mount namespace only. Short, because socket paths are.
+const helperBase = "/run"
+
+// Reexec must be the first call of main: when this process was started as a
+// part of a sandbox (helper, sentry or gofer) it does that job and never returns.
+func Reexec() {
+	switch base := filepath.Base(os.Args[0]); {
+	case base == helperName:
+		os.Exit(helperMain())
+	case strings.HasPrefix(base, "runsc"), base == "exe": // "exe" is gVisor executing /proc/self/exe again
+		maincli.Main()
+		os.Exit(0)
+	}
+}
+
+// stepError names what the helper was doing.
+type stepError struct {
+	step string
+	err  error
+}
+
+func (e *stepError) Error() string { return e.step + ": " + e.err.Error() }
+func (e *stepError) Unwrap() error { return e.err }
+
+func failed(step string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return &stepError{step, err}
+}
+
+func helperMain() int {
+	// The parent-death signals of sentry and gofer follow the thread that
+	// started them: it must live as long as the process.
+	runtime.LockOSThread()
+	for fd := 3; fd < fdEnd; fd++ {
+		unix.CloseOnExec(fd)
+	}
+	log.SetTarget(&log.GoogleEmitter{Writer: &log.Writer{Next: io.Discard}})
+	ctl := &control{f: os.NewFile(fdControl, "control")}
+	h := &helper{ctl: ctl, orders: make(chan message, 16)}
+	if err := h.run(); err != nil {
+		m := message{Err: err.Error(), Code: h.code}
+		var se *stepError
+		if errors.As(err, &se) {
+			m.Step, m.Err = se.step, se.err.Error()
+		}
+		_ = ctl.send(m) // the runner may be gone
+		return 1
+	}
+	return 0
+}
+
+type helper struct {
+	ctl    *control
+	cfg    helperConfig
+	orders chan message
+	cont   atomic.Pointer[container.Container]
+	code   int
+}
+
+func (h *helper) run() error {
+	if err := unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(unix.SIGKILL), 0, 0, 0); err != nil {
+		return failed("parent-death signal", err)
+	}
+	cf := os.NewFile(fdConfig, "config")
+	err := json.NewDecoder(cf).Decode(&h.cfg)
+	_ = cf.Close()
+	if err != nil {
+		return failed("read configuration", err)
+	}
+	go h.listen()
+	if err := h.prepare(); err != nil {
+		return err
+	}
+	if err := h.ctl.send(message{Phase: phasePrepared}); err != nil {
+		return err
+	}
+	return h.sandbox()
+}
+
+// listen is the lifeline: the end of the control socket means that the runner
+// is dead, and everything of the run dies with this process.
+func (h *helper) listen() {
+	for {
+		m, _, err := h.ctl.recv()
+		if err != nil {
+			os.Exit(1)
+		}
+		switch m.Op {
+		case opKill:
+			if c := h.cont.Load(); c != nil {
+				if c.SignalContainer(unix.SIGKILL, true) != nil && c.Sandbox != nil {
+					_ = unix.Kill(c.Sandbox.Getpid(), unix.SIGKILL)
+				}
+			} else {
+				os.Exit(1)
+			}
+		case opSignal:
+			if c := h.cont.Load(); c != nil {
+				_ = c.SignalContainer(unix.Signal(m.Signal), false) // the task may just have ended
+			}
+		default:
+			h.orders <- m
+		}
+	}
+}
+
+// prepare builds everything below helperBase.
+func (h *helper) prepare() error {
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+		return failed("private mounts", err)
+	}
+	if err := unix.Mount("tmpfs", helperBase, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=0755,size=64m"); err != nil {
+		return failed("mount private folder", err)
+	}
+	root := filepath.Join(helperBase, "root")
+	if err := buildRoot(root, h.cfg.Root); err != nil {
+		return failed("build root", err)
+	}
+	ws := filepath.Join(helperBase, "ws")
+	if err := os.Mkdir(ws, 0o755); err != nil {
+		return failed("workspace", err)
+	}
+	opts := "mode=0755,size=" + strconv.FormatInt(h.cfg.Disk, 10)
+	if err := unix.Mount("tmpfs", ws, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, opts); err != nil {
+		return failed("mount workspace", err)
+	}
+	for _, d := range []string{"workspace", "out"} {
+		p := filepath.Join(ws, d)
+		if err := os.Mkdir(p, 0o755); err != nil {
+			return failed("workspace", err)
+		}
+		if err := os.Chown(p, int(h.cfg.UID), int(h.cfg.UID)); err != nil {
+			return failed("workspace", err)
+		}
+	}
+	in := os.NewFile(fdInputs, "inputs")
+	defer in.Close()
+	if !h.cfg.HasInputs {
+		return nil
+	}
+	return failed("copy inputs", unpackInputs(in, ws, int(h.cfg.UID)))
+}
+
+func buildRoot(root string, p rootPlan) error {
+	for _, d := range p.Dirs {
+		dst := filepath.Join(root, d.Path)
+		if err := os.MkdirAll(dst, 0o755); err != nil {
+			return err
+		}
+		mode := d.Mode.Perm()
+		if d.Mode&0o1000 != 0 {
+			mode |= os.ModeSticky
+		}
+		if err := os.Chmod(dst, mode); err != nil {
+			return err
+		}
+	}
+	for _, l := range p.Links {
+		if err := os.Symlink(l.Target, filepath.Join(root, l.Path)); err != nil {
+			return err
+		}
+	}
+	for _, f := range p.Files {
+		dst := filepath.Join(root, f.Path)
+		if err := os.MkdirAll(filepath.Dir(dst), 0o755); err != nil {
+			return err
+		}
+		if err := os.WriteFile(dst, f.Data, 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// sandbox creates, starts and awaits the container, and hands over what it left.
+func (h *helper) sandbox() error {
+	conf, err := h.runscConfig()
+	if err != nil {
+		return failed("configure gVisor", err)
+	}
+	spec := buildSpec(h.cfg, helperBase)
+	raw, err := json.Marshal(spec)
+	if err != nil {
+		return failed("specification", err)
+	}
+	if err := os.WriteFile(filepath.Join(helperBase, "config.json"), raw, 0o644); err != nil { // the sentry reads it from there
+		return failed("specification", err)
+	}
+	c, err := container.New(conf, container.Args{ID: h.cfg.ID, Spec: spec, BundleDir: helperBase, Attached: true})
+	if err != nil {
+		return failed("create sandbox", err)
+	}
+	h.cont.Store(c)
+	defer func() { _ = c.Destroy() }() // a second call after the one below does nothing
+	if err := h.ctl.send(message{Phase: phaseCreated, SandboxPID: c.Sandbox.Getpid()}); err != nil {
+		return err
+	}
+	if m := <-h.orders; m.Op != opStart {
+		return failed("start", fmt.Errorf("unexpected order %q", m.Op))
+	}
+	if err := startWithLink(c, fdLink); err != nil {
+		h.code = execCode(err)
+		return failed("start task", err)
+	}
+	if err := h.ctl.send(message{Phase: phaseStarted, SandboxPID: c.Sandbox.Getpid()}); err != nil {
+		return err
+	}
+	status, err := c.Wait()
+	if err != nil {
+		return failed("wait for task", err)
+	}
+	if err := c.Destroy(); err != nil {
+		return failed("destroy sandbox", err)
+	}
+	return h.handOver(uint32(status))
+}
+
+// handOver sends the descriptors of what the dead sandbox left and waits until
+// the runner has read it. The mounts go with this process.
+func (h *helper) handOver(status uint32) error {
+	var files []*os.File
+	for _, d := range []string{"workspace", "out"} {
+		f, err := os.Open(filepath.Join(helperBase, "ws", d))
+		if err != nil {
+			return failed("open results", err)
+		}
+		files = append(files, f)
+	}
+	if err := h.ctl.send(message{Phase: phaseExited, Status: status}, files...); err != nil {
+		return err
+	}
+	<-h.orders
+	return nil
+}
+
+// runscConfig sets every gVisor flag that matters explicitly.
+func (h *helper) runscConfig() (*config.Config, error) {
+	fs := flag.NewFlagSet("runsc", flag.ContinueOnError)
+	fs.SetOutput(io.Discard)
+	config.RegisterFlags(fs)
+	flags := []string{
+		"--root=" + filepath.Join(helperBase, "s"),
+		"--rootless", "--platform=systrap", "--network=none",
+		"--host-settings=ignore", "--host-uds=none", "--net-raw=false",
+		"--overlay2=root:memory,size=" + strconv.FormatInt(h.cfg.Overlay, 10),
+		"--ignore-cgroups",
+	}
+	if err := fs.Parse(flags); err != nil {
+		return nil, err
+	}
+	if err := os.Mkdir(filepath.Join(helperBase, "s"), 0o700); err != nil {
+		return nil, err
+	}
+	return config.NewFromFlags(fs)
+}
+
+// startWithLink is what Container.Start does for a root container, with our
+// descriptor as the only interface instead of a loopback-only network. Both are
+// calls on the sentry's control socket; the network arguments come first because
+// the sentry's system-call filter is installed by the second.
+func startWithLink(c *container.Container, fd int) error {
+	conn, err := client.ConnectTo(c.Sandbox.GetControlSocketPath())
+	if err != nil {
+		return fmt.Errorf("connect to sentry: %w", err)
+	}
+	defer conn.Close()
+	if err := conn.Call(boot.ContMgrSetNetworkArgs, linkArgs(fd), nil); err != nil {
+		return fmt.Errorf("network self-test: %w", err)
+	}
+	if err := conn.Call(boot.ContMgrRootContainerStart, &c.ID, nil); err != nil {
+		return err
+	}
+	c.Status = container.Running
+	return nil
+}
+
+func linkArgs(fd int) *boot.CreateLinksAndRoutesArgs {
+	lo := boot.DefaultLoopbackLink
+	lo.Addresses = lo.Addresses[:1] // 127.0.0.1/8 only, no ::1
+	lo.Routes = lo.Routes[:1]
+	args := &boot.CreateLinksAndRoutesArgs{
+		LoopbackLinks: []boot.LoopbackLink{lo},
+		FDBasedLinks: []boot.FDBasedLink{{
+			Name: "eth0", MTU: linkMTU, NumChannels: 1,
+			Addresses:         []boot.IPWithPrefix{{Address: net.ParseIP(sandboxAddr).To4(), PrefixLen: 32}},
+			RXChecksumOffload: true, TXChecksumOffload: true,
+			QDisc: config.QDiscFIFO,
+		}},
+		Defaultv4Gateway: boot.DefaultRoute{Name: "eth0", Route: boot.Route{
+			Destination: net.IPNet{IP: net.IPv4zero.To4(), Mask: net.IPMask(net.IPv4zero.To4())},
+		}},
+	}
+	args.FilePayload.Files = []*os.File{os.NewFile(uintptr(fd), "link")}
+	return args
+}
+
+// execCode tells, from the sentry's answer (errors lose their type on the way),
+// whether the task was not found (127) or not executable (126); 0 otherwise.
+func execCode(err error) int {
+	s := err.Error()
+	switch {
+	case strings.Contains(s, "no such file or directory"), strings.Contains(s, "executable file not found"), strings.Contains(s, "not a directory"):
+		return 127
+	case strings.Contains(s, "permission denied"), strings.Contains(s, "exec format error"), strings.Contains(s, "is a directory"), strings.Contains(s, "invalid argument"):
+		return 126
+	}
+	return 0
+}

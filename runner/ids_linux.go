@@ -1,0 +1,85 @@
+package runner
+
+import (
+	"fmt"
+	"os"
+	"strconv"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// identitySet says which host ids the processes of a run have. As an ordinary
+// user there is one: the caller's, as id 0 inside. As root there are two out of
+// sandbox.uid_range, distinct for every concurrent run: one for helper, sentry
+// and gofer (0 inside), one for the task (taskUID inside).
+type identitySet struct {
+	inside uint32 // the task's id inside
+	slots  int    // id pairs in the range, 0 when not root
+	base   uint32
+	slot   int
+}
+
+func chooseIDs(user string, idRange [2]uint32) (identitySet, error) {
+	var s identitySet
+	if os.Geteuid() == 0 {
+		if idRange[1] < 2 || idRange[0] == 0 {
+			return s, fmt.Errorf("sandbox.uid_range [%d, %d] holds no pair of unprivileged ids", idRange[0], idRange[1])
+		}
+		s = identitySet{inside: taskUID, slots: int(idRange[1] / 2), base: idRange[0]}
+	}
+	switch user {
+	case "":
+		return s, nil
+	case "root":
+		user = "0"
+	case "task":
+		user = strconv.Itoa(taskUID)
+	}
+	id, err := strconv.ParseUint(user, 10, 32)
+	if err != nil {
+		return s, fmt.Errorf("user %q: neither root, task nor a number", user)
+	}
+	switch {
+	case id == 0:
+		s.inside = 0
+	case id == taskUID && s.slots > 0:
+		s.inside = taskUID
+	case s.slots > 0:
+		return s, fmt.Errorf("user %d is not mapped into the sandbox; hint: use --user 0 or --user %d", id, taskUID)
+	default:
+		return s, fmt.Errorf("user %d is not mapped into the sandbox: an ordinary user has one id there, 0; hint: leave --user out, or run as root", id)
+	}
+	return s, nil
+}
+
+// hostIDs are the ids of a slot.
+func (s identitySet) hostIDs(slot int) []uint32 {
+	first := s.base + uint32(slot)*2 //nolint:gosec // slot < slots
+	return []uint32{first, first + 1}
+}
+
+// sysProcAttr starts the helper as root of a new user namespace that maps
+// nothing but the run's ids, with its own mounts.
+func (s identitySet) sysProcAttr() *syscall.SysProcAttr {
+	a := &syscall.SysProcAttr{
+		Pdeathsig:  syscall.SIGKILL,
+		Setsid:     true, // a terminal's signals reach us, and we decide
+		Cloneflags: unix.CLONE_NEWUSER | unix.CLONE_NEWNS,
+		Credential: &syscall.Credential{Uid: 0, Gid: 0, NoSetGroups: true},
+	}
+	if s.slots == 0 {
+		a.UidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getuid(), Size: 1}}
+		a.GidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getgid(), Size: 1}}
+		return a
+	}
+	ids := s.hostIDs(s.slot)
+	m := []syscall.SysProcIDMap{
+		{ContainerID: 0, HostID: int(ids[0]), Size: 1},
+		{ContainerID: taskUID, HostID: int(ids[1]), Size: 1},
+	}
+	a.UidMappings, a.GidMappings = m, m
+	a.GidMappingsEnableSetgroups = true
+	a.Credential.NoSetGroups = false // drops the groups of root
+	return a
+}

@@ -1,0 +1,120 @@
+package runner
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// rootPlan says what the curated root file system holds. It is plain data: the
+// caller plans, the helper carries it out inside its own mount namespace.
+type rootPlan struct {
+	Dirs  []planDir  `json:"dirs"`
+	Files []planFile `json:"files"`
+	Links []planLink `json:"links"`
+	Binds []planBind `json:"binds"` // read-only
+}
+
+type planDir struct {
+	Path string      `json:"path"`
+	Mode os.FileMode `json:"mode"`
+}
+
+type planFile struct {
+	Path string `json:"path"`
+	Data []byte `json:"data"`
+}
+
+type planLink struct {
+	Path   string `json:"path"`
+	Target string `json:"target"`
+}
+
+type planBind struct {
+	Source string `json:"source"`
+	Target string `json:"target"`
+}
+
+// hostConfig are folders below /etc that hold no secret and that programs in
+// /usr need to start: each is bound read-only when the host has it.
+var hostConfig = []string{"/etc/alternatives", "/etc/java-*", "/etc/python3*", "/etc/perl", "/etc/fonts", "/etc/ld.so.conf.d"}
+
+// hostConfigFiles are single files copied in, when the host has them.
+var hostConfigFiles = []string{"/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/mime.types", "/etc/protocols", "/etc/services", "/etc/localtime", "/etc/ssl/openssl.cnf", "/etc/os-release"}
+
+// curatedRoot plans the default root: the host's /usr and a generated /etc,
+// nothing else of the host. Reading the host is all it does.
+func curatedRoot(caPEM []byte) (rootPlan, error) {
+	var p rootPlan
+	for _, d := range []string{"/etc", "/etc/ssl", "/etc/ssl/certs", "/etc/ssl/warder", "/etc/ssl/private", "/etc/pki/tls/certs", "/dev", "/proc", "/sys", "/run", "/var", "/var/lib", "/var/cache", "/var/log", "/home", "/mnt", "/opt", "/srv", "/workspace", "/out", "/usr"} {
+		p.Dirs = append(p.Dirs, planDir{d, 0o755})
+	}
+	p.Dirs = append(p.Dirs, planDir{"/tmp", 0o1777}, planDir{"/var/tmp", 0o1777}, planDir{"/root", 0o700})
+	p.Binds = append(p.Binds, planBind{"/usr", "/usr"})
+	for _, name := range []string{"bin", "sbin", "lib", "lib32", "lib64", "libx32"} {
+		if err := p.addTop(name); err != nil {
+			return rootPlan{}, err
+		}
+	}
+	for _, pattern := range hostConfig {
+		dirs, err := filepath.Glob(pattern)
+		if err != nil {
+			return rootPlan{}, fmt.Errorf("root: %s: %w", pattern, err)
+		}
+		for _, d := range dirs {
+			if fi, err := os.Lstat(d); err == nil && fi.IsDir() {
+				p.Dirs = append(p.Dirs, planDir{d, 0o755})
+				p.Binds = append(p.Binds, planBind{d, d})
+			}
+		}
+	}
+	for _, f := range hostConfigFiles {
+		if data, err := os.ReadFile(f); err == nil { // absent on some distributions
+			p.Files = append(p.Files, planFile{f, data})
+		}
+	}
+	p.addGenerated(caPEM)
+	return p, nil
+}
+
+// addTop makes /bin and its siblings what they are on the host: a link into
+// /usr on merged systems, a read-only bind on others.
+func (p *rootPlan) addTop(name string) error {
+	host := "/" + name
+	fi, err := os.Lstat(host)
+	if os.IsNotExist(err) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("root: %w", err)
+	}
+	if fi.Mode()&os.ModeSymlink == 0 {
+		p.Dirs = append(p.Dirs, planDir{host, 0o755})
+		p.Binds = append(p.Binds, planBind{host, host})
+		return nil
+	}
+	target, err := os.Readlink(host)
+	if err != nil {
+		return fmt.Errorf("root: %w", err)
+	}
+	if !strings.HasPrefix(strings.TrimPrefix(target, "/"), "usr/") {
+		return fmt.Errorf("root: %s points to %s: only links into /usr are supported", host, target)
+	}
+	p.Links = append(p.Links, planLink{host, target})
+	return nil
+}
+
+func (p *rootPlan) addGenerated(caPEM []byte) {
+	text := func(path, data string) { p.Files = append(p.Files, planFile{path, []byte(data)}) }
+	text("/etc/passwd", "root:x:0:0:root:/root:/bin/sh\ntask:x:1000:1000:task:/workspace:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n")
+	text("/etc/group", "root:x:0:\ntask:x:1000:\nnogroup:x:65534:\n")
+	text("/etc/nsswitch.conf", "passwd: files\ngroup: files\nshadow: files\nhosts: files dns\nnetworks: files\nprotocols: files\nservices: files\n")
+	text("/etc/hosts", "127.0.0.1 localhost sandbox\n")
+	text("/etc/hostname", "sandbox\n")
+	text("/etc/resolv.conf", "nameserver "+resolverAddr+"\noptions timeout:2 attempts:2\n")
+	p.Files = append(p.Files, planFile{caBundlePath, caPEM}, planFile{caOnlyPath, caPEM})
+	for path, target := range caBundleLinks {
+		p.Links = append(p.Links, planLink{path, target})
+	}
+}

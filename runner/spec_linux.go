@@ -1,0 +1,69 @@
+package runner
+
+import (
+	"fmt"
+	"path"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+)
+
+// defaultPath is what a task finds programs by.
+const defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+// taskUID is the id of the user "task" inside, where a second id can be mapped.
+const taskUID = 1000
+
+// helperConfig is all that a helper is told. It holds no credential.
+type helperConfig struct {
+	ID        string   `json:"id"`
+	Args      []string `json:"args"`
+	Env       []string `json:"env"` // NAME=value, stand-ins included
+	Cwd       string   `json:"cwd"`
+	UID       uint32   `json:"uid"`
+	Root      rootPlan `json:"root"`
+	NProc     uint64   `json:"nproc"`
+	NoFile    uint64   `json:"nofile"`
+	Disk      int64    `json:"disk"`    // bytes of the tmpfs behind /workspace and /out
+	Tmp       int64    `json:"tmp"`     // bytes of /tmp
+	Overlay   int64    `json:"overlay"` // bytes writable elsewhere in the root
+	HasInputs bool     `json:"has_inputs"`
+}
+
+// buildSpec is pure: the same configuration gives the same OCI runtime
+// specification (github.com/opencontainers/runtime-spec). base is the folder,
+// private to the helper, that holds root/, ws/workspace and ws/out.
+func buildSpec(h helperConfig, base string) *specs.Spec {
+	rlimit := func(name string, v uint64) specs.POSIXRlimit {
+		return specs.POSIXRlimit{Type: name, Hard: v, Soft: v}
+	}
+	s := &specs.Spec{
+		Version:  "1.2.0",
+		Root:     &specs.Root{Path: path.Join(base, "root")},
+		Hostname: "sandbox",
+		Process: &specs.Process{
+			Args: h.Args, Env: h.Env, Cwd: h.Cwd,
+			NoNewPrivileges: true,
+			User:            specs.User{UID: h.UID, GID: h.UID},
+			Capabilities:    &specs.LinuxCapabilities{}, // none, in every set
+			Rlimits: []specs.POSIXRlimit{
+				rlimit("RLIMIT_NOFILE", h.NoFile), rlimit("RLIMIT_NPROC", h.NProc), rlimit("RLIMIT_CORE", 0),
+			},
+		},
+		Mounts: []specs.Mount{
+			{Destination: "/proc", Type: "proc", Source: "proc", Options: []string{"nosuid", "noexec", "nodev"}},
+			{Destination: "/dev", Type: "tmpfs", Source: "tmpfs", Options: []string{"nosuid", "mode=0755", "size=64k"}},
+			{Destination: "/sys", Type: "sysfs", Source: "sysfs", Options: []string{"ro", "nosuid", "noexec", "nodev"}},
+			{Destination: "/tmp", Type: "tmpfs", Source: "tmpfs", Options: []string{"nosuid", "nodev", "mode=1777", fmt.Sprintf("size=%d", h.Tmp)}},
+		},
+		Linux: &specs.Linux{Namespaces: []specs.LinuxNamespace{
+			{Type: specs.PIDNamespace}, {Type: specs.MountNamespace}, {Type: specs.IPCNamespace}, {Type: specs.UTSNamespace}, {Type: specs.NetworkNamespace},
+		}},
+	}
+	for _, b := range h.Root.Binds {
+		s.Mounts = append(s.Mounts, specs.Mount{Destination: b.Target, Type: "bind", Source: b.Source, Options: []string{"ro", "rbind", "nosuid", "nodev"}})
+	}
+	for _, d := range []string{"workspace", "out"} {
+		s.Mounts = append(s.Mounts, specs.Mount{Destination: "/" + d, Type: "bind", Source: path.Join(base, "ws", d), Options: []string{"rw", "rbind", "nosuid", "nodev"}})
+	}
+	return s
+}

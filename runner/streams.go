@@ -1,0 +1,82 @@
+package runner
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"hash"
+	"io"
+	"sync"
+
+	"warder/audit"
+)
+
+// outputCap bounds what is kept of each stream in a JSON result, in bytes.
+const outputCap = 8 << 20
+
+// stream copies one output stream of the task: unchanged to w, or into a
+// bounded buffer, always counted and hashed as the task wrote it.
+type stream struct {
+	w    io.Writer // nil: keep
+	mu   sync.Mutex
+	sum  hash.Hash
+	n    int64
+	kept []byte
+	cut  bool
+	done chan struct{}
+}
+
+func newStream(w io.Writer) *stream {
+	return &stream{w: w, sum: sha256.New(), done: make(chan struct{})}
+}
+
+// pump copies until the end of r. A writer that fails (a closed pipe) does not
+// stop the task: the rest is counted and dropped.
+func (s *stream) pump(r io.Reader) {
+	defer close(s.done)
+	buf := make([]byte, 64<<10)
+	w := s.w
+	for {
+		n, err := r.Read(buf)
+		if n > 0 {
+			s.add(buf[:n])
+			if w != nil {
+				if _, werr := w.Write(buf[:n]); werr != nil {
+					w = nil
+					s.mu.Lock()
+					s.cut = true
+					s.mu.Unlock()
+				}
+			}
+		}
+		if err != nil {
+			return
+		}
+	}
+}
+
+func (s *stream) add(b []byte) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.sum.Write(b)
+	s.n += int64(len(b))
+	if s.w != nil {
+		return
+	}
+	if room := outputCap - len(s.kept); room < len(b) {
+		b, s.cut = b[:room], true
+	}
+	s.kept = append(s.kept, b...)
+}
+
+// record is the stream's entry in the run.end record.
+func (s *stream) record() *audit.Stream {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return &audit.Stream{Bytes: s.n, SHA256: hex.EncodeToString(s.sum.Sum(nil)), Truncated: s.cut}
+}
+
+func (s *stream) bytes() ([]byte, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.kept, s.cut
+}

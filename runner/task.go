@@ -1,0 +1,141 @@
+package runner
+
+import (
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"time"
+	"unicode/utf8"
+
+	"warder/audit"
+	"warder/internal/identity"
+	"warder/proxy"
+)
+
+// Task is one command to run.
+type Task struct {
+	Run      identity.Run
+	Argv     []string
+	Env      []string // NAME=value, declared by the caller
+	Workdir  string   // "" means /workspace
+	User     string   // "", a uid, "root" or "task"
+	Limits   Limits
+	UIDRange [2]uint32 // first host id and count, used as root
+
+	Inputs       []Input
+	Artifacts    []string // patterns below /workspace or /out
+	ArtifactsDir string
+
+	Credentials []string // names offered; nil means all configured ones
+
+	Stdin          io.Reader // nil: /dev/null
+	Stdout, Stderr io.Writer // nil: kept for the JSON result
+	Signals        <-chan os.Signal
+	Trace          func(Phase)
+}
+
+// Phase is one step of a run's life as it happens, for tests and diagnosis.
+type Phase struct {
+	Name       string    `json:"phase"`
+	Run        string    `json:"run"`
+	Time       time.Time `json:"time"`
+	PID        int       `json:"pid,omitempty"`
+	HelperPID  int       `json:"helper_pid,omitempty"`
+	SandboxPID int       `json:"sandbox_pid,omitempty"`
+}
+
+// Causes of a run's end.
+const (
+	CauseExit    = "exit"    // the task ended by itself
+	CauseSignal  = "signal"  // a signal ended the task
+	CauseTimeout = "timeout" // the wall clock limit
+	CauseOOM     = "oom"     // the memory limit
+	CauseError   = "error"   // the task could not be run, or Warder failed
+)
+
+// Exit codes that are ours (docs/cli.md).
+const (
+	ExitTimeout       = 124
+	ExitWarder        = 125
+	ExitNotExecutable = 126
+	ExitNotFound      = 127
+	ExitOOM           = 137
+)
+
+// Result is what a run leaves. ExitCode follows docs/cli.md.
+type Result struct {
+	RunID       string
+	ExitCode    int
+	Cause       string
+	Detail      string // with CauseError: why, for a person
+	Stdout      []byte
+	Stderr      []byte
+	Truncated   bool
+	Duration    time.Duration
+	Denied      []proxy.Denial
+	Artifacts   []audit.File
+	Credentials []audit.Credential
+	NotEnforced []string
+}
+
+// MarshalJSON gives the documented result object.
+func (r Result) MarshalJSON() ([]byte, error) {
+	type artifact struct {
+		Path    string `json:"path"`
+		Size    *int64 `json:"size,omitempty"`
+		SHA256  string `json:"sha256,omitempty"`
+		Refused string `json:"refused,omitempty"`
+	}
+	arts := make([]artifact, 0, len(r.Artifacts))
+	for _, a := range r.Artifacts {
+		x := artifact{Path: a.Path, SHA256: a.SHA256, Refused: a.Refused}
+		if a.Refused == "" {
+			x.Size = &a.Size
+		}
+		arts = append(arts, x)
+	}
+	denied := r.Denied
+	if denied == nil {
+		denied = []proxy.Denial{}
+	}
+	m := map[string]any{
+		"run_id": r.RunID, "exit_code": r.ExitCode, "cause": r.Cause,
+		"truncated": r.Truncated, "duration_ms": r.Duration.Milliseconds(),
+		"denied": denied, "artifacts": arts,
+	}
+	if r.Detail != "" {
+		m["detail"] = r.Detail
+	}
+	if len(r.Credentials) > 0 {
+		m["credentials"] = r.Credentials
+	}
+	if len(r.NotEnforced) > 0 {
+		m["not_enforced"] = r.NotEnforced
+	}
+	putOutput(m, "stdout", r.Stdout)
+	putOutput(m, "stderr", r.Stderr)
+	return json.Marshal(m)
+}
+
+func putOutput(m map[string]any, name string, b []byte) {
+	if utf8.Valid(b) {
+		m[name] = string(b)
+		return
+	}
+	m[name+"_base64"] = base64.StdEncoding.EncodeToString(b)
+}
+
+// Error is a run that Warder refused or could not finish. Code is the exit code.
+type Error struct {
+	Code int
+	Err  error
+}
+
+func (e *Error) Error() string { return e.Err.Error() }
+func (e *Error) Unwrap() error { return e.Err }
+
+func refusef(format string, args ...any) error {
+	return &Error{ExitWarder, fmt.Errorf(format, args...)}
+}
