@@ -3,7 +3,21 @@ package audit
 import (
 	"context"
 	"errors"
+	"fmt"
+	"io/fs"
+	"path/filepath"
+	"sync"
 	"time"
+
+	"golang.org/x/sync/semaphore"
+
+	"warder/internal/identity"
+)
+
+// Values of Options.Durable.
+const (
+	DurableAll          = "all"          // what callers wait for is on the disk
+	DurableCredentialed = "credentialed" // callers use AppendRelaxed for requests without a credential
 )
 
 // Options configures Open.
@@ -13,68 +27,294 @@ type Options struct {
 	Clock       func() time.Time // nil: time.Now
 	SegmentSize int64            // bytes preallocated per segment; 0: DefaultSegmentSize
 	FS          FS               // nil: the operating system's
-	Warn        func(string)     // operator messages (recovery, low space); nil: dropped
+	Warn        func(string)     // operator messages (recovery, low space), from any goroutine; nil: dropped
 }
 
-// Values of Options.Durable.
-const (
-	DurableAll          = "all"          // every record is on disk before its future resolves
-	DurableCredentialed = "credentialed" // callers use AppendRelaxed for requests without a credential
-)
-
-// FS is the file system as the writer sees it.
-type FS interface{}
-
-// Log is one open stream of an audit directory.
-type Log struct{ o Options }
-
-var errStub = errors.New("audit: not built yet")
-
-// Open starts a new stream in o.Dir.
-func Open(ctx context.Context, o Options) (*Log, error) { return nil, errStub }
-
-// Append queues r; the future resolves when it is durable.
-func (l *Log) Append(ctx context.Context, r *Record) *Future {
-	return &Future{err: errStub}
+func (o *Options) warn(format string, args ...any) {
+	if o.Warn != nil {
+		o.Warn("audit: " + fmt.Sprintf(format, args...))
+	}
 }
 
-// AppendRelaxed queues r; the future resolves once the kernel has it.
-func (l *Log) AppendRelaxed(ctx context.Context, r *Record) *Future { return l.Append(ctx, r) }
+// ErrClosed is the error of futures of records that came after Close.
+var ErrClosed = errors.New("audit: the log is closed")
 
-// Durable returns Options.Durable.
+// maxQueue is how many bytes of records may wait for the disk. Append blocks beyond.
+const maxQueue = 8 << 20
+
+// entryBytes is what an entry takes beside its body, about, in bytes.
+const entryBytes = 512
+
+// Log is one open stream of an audit directory. Its methods may be called from any
+// goroutine.
+type Log struct {
+	o    Options
+	sem  *semaphore.Weighted
+	wake chan struct{} // capacity 1: there is something in queue
+	done chan struct{} // closed when the committer has ended
+	c    *committer    // its fields belong to its goroutine
+
+	mu     sync.Mutex
+	queue  []*entry
+	closed bool
+	fault  error // why the last batch failed; nil when none did since the last success
+}
+
+// entry is one record, or one task of the committer, on its way.
+type entry struct {
+	Future
+	rec      *Record
+	body     []byte
+	id, time string
+	relaxed  bool
+	weight   int64
+	task     func() error // instead of a record
+	answered bool
+}
+
+func (e *entry) answer(err error) {
+	if e.answered {
+		return
+	}
+	e.answered = true
+	e.err = err
+	close(e.done)
+}
+
+// Open starts a new stream in o.Dir. Streams whose writer is gone are closed first:
+// their open reservations get an interrupted line, and they are sealed; one that is
+// damaged is left as it is and named to o.Warn. ctx bounds the waiting for locks.
+func Open(ctx context.Context, o Options) (*Log, error) {
+	if err := o.complete(); err != nil {
+		return nil, fmt.Errorf("audit: open: %w", err)
+	}
+	s, dead, err := enter(ctx, &o)
+	if err != nil {
+		return nil, fmt.Errorf("audit: open %s: %w", o.Dir, err)
+	}
+	for _, d := range dead {
+		err := recoverStream(ctx, d)
+		if err = errors.Join(err, d.close()); err != nil {
+			o.warn("stream %s: not recovered: %v", d.name, err)
+		}
+	}
+	l := &Log{
+		o: o, sem: semaphore.NewWeighted(maxQueue),
+		wake: make(chan struct{}, 1), done: make(chan struct{}),
+	}
+	l.c = newCommitter(l, s)
+	go l.c.run()
+	return l, nil
+}
+
+func (o *Options) complete() error {
+	switch o.Durable {
+	case "":
+		o.Durable = DurableAll
+	case DurableAll, DurableCredentialed:
+	default:
+		return fmt.Errorf("durable: %q; hint: all or credentialed", o.Durable)
+	}
+	if o.Dir == "" {
+		return errors.New("no directory is given")
+	}
+	if o.Clock == nil {
+		o.Clock = time.Now
+	}
+	if o.FS == nil {
+		if !canWrite {
+			return errors.New("streams are written on Linux only")
+		}
+		o.FS = osFS{}
+	}
+	if o.SegmentSize == 0 {
+		o.SegmentSize = DefaultSegmentSize
+	}
+	o.SegmentSize = max(o.SegmentSize, minSegment)
+	dir, err := filepath.Abs(o.Dir)
+	o.Dir = dir
+	return err
+}
+
+// enter makes the directory if need be, registers a new stream, and takes the dead.
+func enter(ctx context.Context, o *Options) (*stream, []*stream, error) {
+	if err := o.FS.MkdirAll(filepath.Join(o.Dir, streamsDir), 0o700); err != nil {
+		return nil, nil, err
+	}
+	st, err := o.FS.Lstat(o.Dir)
+	if err != nil {
+		return nil, nil, err
+	}
+	if st.Mode()&fs.ModeSymlink == 0 && st.Mode().Perm()&0o022 != 0 {
+		return nil, nil, fmt.Errorf("others may write in it; hint: chmod go-w %s", o.Dir)
+	}
+	r, err := lockRegistry(ctx, o)
+	if err != nil {
+		return nil, nil, err
+	}
+	s, dead, err := register(o, r)
+	if err = errors.Join(err, r.close()); err != nil {
+		for _, d := range append(dead, s) {
+			if d != nil {
+				_ = d.close() // the first error is the one to tell
+			}
+		}
+		return nil, nil, err
+	}
+	return s, dead, nil
+}
+
+func register(o *Options, r *registry) (*stream, []*stream, error) {
+	if err := r.useKey(); err != nil {
+		return nil, nil, err
+	}
+	dead := claimDead(o, r)
+	s, err := makeStream(o, identity.NewID(), r.key)
+	if err != nil {
+		return nil, dead, err
+	}
+	live := append(append([]string{}, r.live()...), s.name)
+	s.ref, err = r.append(regLine{Event: regOpen, Stream: s.name, Live: live})
+	return s, dead, err
+}
+
+// Append queues r, in the order of the calls, and returns at once unless maxQueue bytes
+// wait already. The future resolves to nil when r is durable, else to the reason; a
+// record whose future failed may become durable all the same, and one that closes a
+// reservation or a run is written as soon as the disk allows. r must not be changed
+// afterwards.
+func (l *Log) Append(ctx context.Context, r *Record) *Future { return l.add(ctx, r, false) }
+
+// AppendRelaxed is Append with a future that resolves once the kernel has the record:
+// it then outlives this process, but not a loss of power within the next moments.
+// Under DurableAll it is Append.
+func (l *Log) AppendRelaxed(ctx context.Context, r *Record) *Future {
+	return l.add(ctx, r, l.o.Durable == DurableCredentialed)
+}
+
+func (l *Log) add(ctx context.Context, r *Record, relaxed bool) *Future {
+	e := &entry{Future: Future{done: make(chan struct{})}, rec: r, relaxed: relaxed}
+	if err := l.enqueue(ctx, e); err != nil {
+		e.answer(fmt.Errorf("audit: append: %w", err))
+	}
+	return &e.Future
+}
+
+func (l *Log) enqueue(ctx context.Context, e *entry) error {
+	body, err := encodeBody(e.rec)
+	if err != nil {
+		return err
+	}
+	e.body, e.id = body, e.rec.ID
+	switch {
+	case e.id == "":
+		e.id = identity.NewID()
+	case !isID(e.id):
+		return errors.New("id is not 1 to 64 letters, digits, '-', '_' or '.'")
+	}
+	e.weight = min(int64(len(body))+entryBytes, maxQueue)
+	if err := l.sem.Acquire(ctx, e.weight); err != nil {
+		return err
+	}
+	l.mu.Lock()
+	if l.closed {
+		l.mu.Unlock()
+		l.sem.Release(e.weight)
+		return ErrClosed
+	}
+	e.time = stamp(l.o.Clock())
+	l.queue = append(l.queue, e)
+	l.mu.Unlock()
+	l.signal()
+	return nil
+}
+
+func (l *Log) signal() {
+	select {
+	case l.wake <- struct{}{}:
+	default:
+	}
+}
+
+// take empties the queue.
+func (l *Log) take() []*entry {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	q := l.queue
+	l.queue = nil
+	return q
+}
+
+func isID(s string) bool {
+	if s == "" || len(s) > 64 {
+		return false
+	}
+	for _, r := range s {
+		if (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') && (r < '0' || r > '9') && r != '-' && r != '_' && r != '.' {
+			return false
+		}
+	}
+	return true
+}
+
+// Durable is Options.Durable, never empty.
 func (l *Log) Durable() string { return l.o.Durable }
 
 // Healthy returns nil, or why what must be durable is refused now.
-func (l *Log) Healthy() error { return errStub }
-
-// Checkpoint signs the stream's present state.
-func (l *Log) Checkpoint(ctx context.Context) error { return errStub }
-
-// Close seals the stream.
-func (l *Log) Close(ctx context.Context) error { return errStub }
-
-// VerifyOptions configures Verify.
-type VerifyOptions struct{}
-
-// Report is the result of Verify.
-type Report struct {
-	Verdict     string    `json:"verdict"` // complete | gap | truncated | altered
-	Records     uint64    `json:"records"`
-	Runs        int       `json:"runs"`
-	OpenStreams []string  `json:"open_streams"`
-	Findings    []Finding `json:"findings"`
+func (l *Log) Healthy() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.fault == nil && l.closed {
+		return ErrClosed
+	}
+	return l.fault
 }
 
-// Finding is one thing that is not as it was written.
-type Finding struct {
-	Kind    string `json:"kind"` // gap | truncated | altered
-	Stream  string `json:"stream,omitempty"`
-	Segment int    `json:"segment,omitempty"`
-	Seq     uint64 `json:"seq"`
-	What    string `json:"what"`
+func (l *Log) setFault(err error) {
+	l.mu.Lock()
+	l.fault = err
+	l.mu.Unlock()
 }
 
-// Verify checks every byte of the records in dir.
-func Verify(ctx context.Context, dir string, o VerifyOptions) (Report, error) {
-	return Report{}, errStub
+// Checkpoint makes what was appended so far durable and signs for it.
+func (l *Log) Checkpoint(ctx context.Context) error {
+	if err := l.ask(ctx, false, l.c.checkpoint); err != nil {
+		return fmt.Errorf("audit: checkpoint: %w", err)
+	}
+	return nil
+}
+
+// Close writes what is queued, closes reservations and runs that are open as
+// interrupted, seals the stream and gives its lock back. A stream that could not be
+// sealed, because of the disk or because ctx ended first, is left to the next Open.
+// Further calls do nothing.
+func (l *Log) Close(ctx context.Context) error {
+	err := l.ask(ctx, true, func() error { return l.c.close(ctx) })
+	if err != nil && !errors.Is(err, ErrClosed) {
+		return fmt.Errorf("audit: close: %w", err)
+	}
+	return nil
+}
+
+// ask has the committer do a task after what is queued, and waits for it.
+func (l *Log) ask(ctx context.Context, last bool, task func() error) error {
+	e := &entry{Future: Future{done: make(chan struct{})}, task: task}
+	l.mu.Lock()
+	if l.closed {
+		l.mu.Unlock()
+		return ErrClosed
+	}
+	l.closed = last
+	l.queue = append(l.queue, e)
+	l.mu.Unlock()
+	l.signal()
+	if err := e.Wait(ctx); err != nil || !last {
+		return err
+	}
+	select {
+	case <-l.done:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }

@@ -18,7 +18,8 @@ const (
 	EventDrop       = "drop"
 	EventOverride   = "override"
 	EventApproval   = "approval"
-	EventLease      = "lease." // prefix: lease.issue, lease.revoke, …
+	EventAnomaly    = "audit.anomaly" // what befell the log itself; the detail tells it
+	EventLease      = "lease."        // prefix: lease.issue, lease.revoke, …
 
 	StageReserved    = "reserved"
 	StageCompleted   = "completed"

@@ -1,0 +1,103 @@
+package audit
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strconv"
+	"sync"
+)
+
+// MaxLine is the longest line the log holds, in bytes, newline included.
+const MaxLine = 1 << 20
+
+// The encoding of a record whose writer's keys are empty starts and ends like this;
+// what lies between is kept as it is and framed by appendLine.
+const (
+	emptyHead = `{"schema":"","id":"","time":"","seq":0,"stream":"",`
+	emptyTail = `,"prev":"","hash":""}`
+	hashKey   = `,"hash":"`
+	hashHex   = 64
+)
+
+// zeroHash is the prev of a stream's first line.
+const zeroHash = "0000000000000000000000000000000000000000000000000000000000000000"
+
+var (
+	errTooLong = errors.New("record is longer than a line may be")
+	errLayout  = errors.New("record's keys are not where the format has them")
+)
+
+type scratch struct {
+	record
+	buf bytes.Buffer
+}
+
+var scratches = sync.Pool{New: func() any { return new(scratch) }}
+
+// encodeBody returns the keys of r from "event" up to "prev", cleaned and capped.
+// It does not change r.
+func encodeBody(r *Record) ([]byte, error) {
+	if r == nil || r.Event == "" {
+		return nil, errors.New("record has no event")
+	}
+	s := scratches.Get().(*scratch)
+	defer scratches.Put(s)
+	for shrink := 1; ; shrink *= 4 {
+		s.fill(r, caps{shrink})
+		s.buf.Reset()
+		enc := json.NewEncoder(&s.buf)
+		enc.SetEscapeHTML(false) // U+2028 and U+2029 never get here
+		if err := enc.Encode(&s.Record); err != nil {
+			return nil, fmt.Errorf("encode: %w", err)
+		}
+		line := bytes.TrimSuffix(s.buf.Bytes(), []byte("\n"))
+		if len(line) > MaxLine-1024 {
+			if shrink > 1<<20 {
+				return nil, errTooLong
+			}
+			continue
+		}
+		body, head := bytes.CutPrefix(line, []byte(emptyHead))
+		body, tail := bytes.CutSuffix(body, []byte(emptyTail))
+		if !head || !tail {
+			return nil, errLayout
+		}
+		return bytes.Clone(body), nil
+	}
+}
+
+// frame is what the writer adds to a record's body.
+type frame struct {
+	id, time, stream string // need no escaping
+	seq              uint64
+	prev             string // hex
+}
+
+// appendLine appends the whole line, with its newline, and returns the line's hash.
+func appendLine(dst []byte, f frame, body []byte) ([]byte, string) {
+	start := len(dst)
+	dst = append(dst, `{"schema":"`+Schema+`","id":"`...)
+	dst = append(dst, f.id...)
+	dst = append(dst, `","time":"`...)
+	dst = append(dst, f.time...)
+	dst = append(dst, `","seq":`...)
+	dst = strconv.AppendUint(dst, f.seq, 10)
+	dst = append(dst, `,"stream":"`...)
+	dst = append(dst, f.stream...)
+	dst = append(dst, `",`...)
+	dst = append(dst, body...)
+	dst = append(dst, `,"prev":"`...)
+	dst = append(dst, f.prev...)
+	dst = append(dst, '"')
+	return seal(dst, start)
+}
+
+// seal appends the hash key over dst[start:], the closing brace and the newline.
+func seal(dst []byte, start int) ([]byte, string) {
+	hash := hexSum(dst[start:])
+	dst = append(dst, hashKey...)
+	dst = append(dst, hash...)
+	return append(dst, "\"}\n"...), hash
+}

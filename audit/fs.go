@@ -1,0 +1,78 @@
+package audit
+
+import (
+	"errors"
+	"io"
+	"io/fs"
+	"os"
+)
+
+// FS is the file system as the writer uses it. Names are absolute or relative paths
+// of the host. Errors are those of package os.
+type FS interface {
+	// MkdirAll is os.MkdirAll.
+	MkdirAll(name string, perm fs.FileMode) error
+	// OpenFile is os.OpenFile; it must not follow a symbolic link at the last element.
+	OpenFile(name string, flag int, perm fs.FileMode) (Handle, error)
+	// OpenDir opens a directory, to be locked or synced.
+	OpenDir(name string) (Handle, error)
+	// Rename is os.Rename.
+	Rename(from, to string) error
+	// Remove is os.Remove.
+	Remove(name string) error
+	// Lstat is os.Lstat.
+	Lstat(name string) (fs.FileInfo, error)
+	// Free is the number of bytes an ordinary user may still write below name.
+	Free(name string) (uint64, error)
+}
+
+// Handle is one open file or directory.
+type Handle interface {
+	io.ReaderAt
+	io.WriterAt
+	io.Closer
+	// Stat describes the open file, wherever its name points now.
+	Stat() (fs.FileInfo, error)
+	// Truncate sets the size in bytes.
+	Truncate(size int64) error
+	// Allocate makes [0, size) writable without further need of space, and sets the
+	// size to at least size; new bytes are NUL.
+	Allocate(size int64) error
+	// Datasync returns once the content, and the size, are on the disk.
+	Datasync() error
+	// Lock takes the exclusive whole-file lock for as long as the file is open, or
+	// returns errLocked when another open file holds it.
+	Lock() error
+}
+
+var errLocked = errors.New("locked by another writer")
+
+type osFS struct{}
+
+func (osFS) MkdirAll(name string, perm fs.FileMode) error { return os.MkdirAll(name, perm) }
+func (osFS) Rename(from, to string) error                 { return os.Rename(from, to) }
+func (osFS) Remove(name string) error                     { return os.Remove(name) }
+func (osFS) Lstat(name string) (fs.FileInfo, error)       { return os.Lstat(name) }
+func (osFS) Free(name string) (uint64, error)             { return freeBytes(name) }
+
+func (osFS) OpenFile(name string, flag int, perm fs.FileMode) (Handle, error) {
+	f, err := os.OpenFile(name, flag|noFollow, perm)
+	if err != nil {
+		return nil, err
+	}
+	return osFile{f}, nil
+}
+
+func (osFS) OpenDir(name string) (Handle, error) {
+	f, err := os.OpenFile(name, os.O_RDONLY|noFollow, 0)
+	if err != nil {
+		return nil, err
+	}
+	return osFile{f}, nil
+}
+
+type osFile struct{ *os.File }
+
+func (f osFile) Allocate(size int64) error { return allocate(f.File, size) }
+func (f osFile) Datasync() error           { return datasync(f.File) }
+func (f osFile) Lock() error               { return lock(f.File) }

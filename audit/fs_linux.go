@@ -1,0 +1,62 @@
+package audit
+
+import (
+	"errors"
+	"os"
+	"syscall"
+)
+
+const noFollow = syscall.O_NOFOLLOW
+
+// canWrite says whether streams can be written on this system.
+const canWrite = true
+
+// allocate is fallocate(2) mode 0; where the file system cannot, it only sets the size.
+func allocate(f *os.File, size int64) error {
+	err := retry(func() error { return syscall.Fallocate(int(f.Fd()), 0, 0, size) })
+	if !errors.Is(err, syscall.EOPNOTSUPP) && !errors.Is(err, syscall.ENOSYS) {
+		return wrap("fallocate", f, err)
+	}
+	st, err := f.Stat()
+	if err != nil || st.Size() >= size {
+		return err
+	}
+	return f.Truncate(size)
+}
+
+// datasync is fdatasync(2); a directory has only its entries to sync.
+func datasync(f *os.File) error {
+	return wrap("fdatasync", f, retry(func() error { return syscall.Fdatasync(int(f.Fd())) }))
+}
+
+// lock is flock(2), exclusive, without waiting.
+func lock(f *os.File) error {
+	err := retry(func() error { return syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) })
+	if errors.Is(err, syscall.EWOULDBLOCK) {
+		return errLocked
+	}
+	return wrap("flock", f, err)
+}
+
+func freeBytes(name string) (uint64, error) {
+	var st syscall.Statfs_t
+	if err := retry(func() error { return syscall.Statfs(name, &st) }); err != nil {
+		return 0, &os.PathError{Op: "statfs", Path: name, Err: err}
+	}
+	return st.Bavail * uint64(st.Bsize), nil //nolint:gosec // the block size is positive
+}
+
+func retry(call func() error) error {
+	for {
+		if err := call(); !errors.Is(err, syscall.EINTR) {
+			return err
+		}
+	}
+}
+
+func wrap(op string, f *os.File, err error) error {
+	if err == nil {
+		return nil
+	}
+	return &os.PathError{Op: op, Path: f.Name(), Err: err}
+}

@@ -1,0 +1,354 @@
+package audit
+
+import (
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"syscall"
+)
+
+// Sizes of segments, in bytes.
+const (
+	DefaultSegmentSize = 8 << 20   // Options.SegmentSize replaces it
+	minSegment         = 256 << 10 // the least that is taken on a disk nearly full
+	reserve            = 64 << 10  // the last part of a segment, kept for closing lines
+)
+
+const (
+	segmentExt     = ".jsonl"
+	checkpointFile = "checkpoint"
+	tempExt        = ".tmp" // what a crash may leave in an open stream; of no meaning
+)
+
+// state is a stream's end: what the next line and a checkpoint are made from.
+type state struct {
+	seq  uint64 // of the next line
+	prev string // hash of the last line
+	tree tree
+}
+
+// stream is the files of one stream, in the hands of its only writer.
+type stream struct {
+	o    *Options
+	name string
+	dir  string
+	lock Handle
+	ref  regRef // the registry's line that this writer wrote last
+	key  key
+	state
+
+	seg      Handle
+	segNo    int
+	segStat  fs.FileInfo
+	segSize  int64  // bytes that may be written without asking for space
+	durable  int64  // end of what fdatasync has confirmed
+	unsynced []byte // whole lines after durable that the kernel has and callers were told of
+	reach    int64  // end of what any write may have touched
+	restored bool   // heal has put the segment back under its name
+	dirty    bool   // bytes after durable+unsynced may be left from a failed write
+}
+
+func (s *stream) path(n int) string { return filepath.Join(s.dir, strconv.Itoa(n)+segmentExt) }
+
+// end is where the next line goes.
+func (s *stream) end() int64 { return s.durable + int64(len(s.unsynced)) }
+
+// room says whether n more bytes fit in what is allocated.
+func (s *stream) room(n int, closing bool) bool {
+	most := s.segSize
+	if !closing {
+		most -= reserve
+	}
+	return s.end()+int64(n) <= most
+}
+
+// makeStream makes and locks the directory of a new stream; the caller holds the
+// registry's lock, so that nobody takes the stream for a dead one.
+func makeStream(o *Options, name string, k key) (*stream, error) {
+	s := &stream{o: o, name: name, dir: filepath.Join(o.Dir, streamsDir, name), key: k, state: state{prev: zeroHash}}
+	if err := o.FS.MkdirAll(s.dir, 0o700); err != nil {
+		return nil, err
+	}
+	if err := s.take(); err != nil {
+		return nil, err
+	}
+	err := s.newSegment()
+	if err == nil {
+		err = syncDir(o.FS, filepath.Dir(s.dir))
+	}
+	if err != nil {
+		return nil, errors.Join(err, s.close())
+	}
+	return s, nil
+}
+
+// take locks the stream's directory.
+func (s *stream) take() error {
+	d, err := s.o.FS.OpenDir(s.dir)
+	if err != nil {
+		return err
+	}
+	if err := d.Lock(); err != nil {
+		return errors.Join(err, d.Close())
+	}
+	s.lock = d
+	return nil
+}
+
+// newSegment makes the next segment and goes on in it.
+func (s *stream) newSegment() error {
+	name := s.path(s.segNo + 1)
+	f, size, err := s.allocated(name)
+	if err != nil {
+		return err
+	}
+	st, err := f.Stat()
+	if err == nil {
+		err = syncDir(s.o.FS, s.dir)
+	}
+	if err == nil && s.seg != nil {
+		err = s.trim()
+	}
+	if err != nil {
+		return errors.Join(err, f.Close(), s.o.FS.Remove(name))
+	}
+	if s.seg != nil {
+		_ = s.seg.Close() // durable already, and nothing more to write
+	}
+	s.seg, s.segStat, s.segSize = f, st, size
+	s.segNo++
+	s.durable, s.reach, s.unsynced = 0, 0, nil
+	return nil
+}
+
+// allocated opens an empty segment with room for lines; less when the disk is nearly full.
+func (s *stream) allocated(name string) (Handle, int64, error) {
+	f, err := s.o.FS.OpenFile(name, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+	if errors.Is(err, fs.ErrExist) { // left by a rotation that failed; it holds no line
+		if err = s.o.FS.Remove(name); err == nil {
+			f, err = s.o.FS.OpenFile(name, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+		}
+	}
+	if err != nil {
+		return nil, 0, err
+	}
+	size := s.o.SegmentSize
+	for {
+		err = f.Allocate(size)
+		if !errors.Is(err, syscall.ENOSPC) || size/2 < minSegment {
+			break
+		}
+		size /= 2
+		if err = f.Truncate(0); err != nil {
+			break
+		}
+	}
+	if err != nil {
+		return nil, 0, errors.Join(err, f.Close(), s.o.FS.Remove(name))
+	}
+	return f, size, nil
+}
+
+// trim takes the unused end off the segment; it is sealed then.
+func (s *stream) trim() error {
+	end := s.end()
+	if err := s.seg.Truncate(end); err != nil {
+		return err
+	}
+	s.segSize = end
+	return s.seg.Datasync()
+}
+
+// write hands whole lines to the kernel, after what is there.
+func (s *stream) write(b []byte) error {
+	s.reach = max(s.reach, s.end()+int64(len(b)))
+	s.dirty = true
+	if err := writeFull(s.seg, b, s.end()); err != nil {
+		return err
+	}
+	if err := s.inPlace(); err != nil {
+		return err
+	}
+	s.dirty = false
+	return nil
+}
+
+// sync makes everything written durable. After an error nothing may be taken for
+// written: the kernel may have dropped pages and will not say so again.
+func (s *stream) sync() error {
+	s.dirty = true
+	if err := s.seg.Datasync(); err != nil {
+		return err
+	}
+	s.dirty = false
+	return nil
+}
+
+// settle takes everything written for durable.
+func (s *stream) settle() {
+	s.durable, s.unsynced = s.end(), s.unsynced[:0]
+}
+
+var errReplaced = errors.New("the segment was removed or replaced")
+
+// inPlace checks that the segment's name still leads to the open file.
+func (s *stream) inPlace() error {
+	st, err := s.o.FS.Lstat(s.path(s.segNo))
+	if err == nil && os.SameFile(st, s.segStat) {
+		return nil
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return fmt.Errorf("%s: %w", s.path(s.segNo), errReplaced)
+}
+
+// heal writes what callers were told of once more, wipes what failed, and syncs.
+func (s *stream) heal() error {
+	if err := s.inPlace(); errors.Is(err, errReplaced) {
+		return s.restore()
+	} else if err != nil {
+		return err
+	}
+	if err := s.sameDir(); err != nil {
+		return err
+	}
+	b := make([]byte, max(s.reach-s.durable, int64(len(s.unsynced))))
+	copy(b, s.unsynced)
+	if err := writeFull(s.seg, b, s.durable); err != nil {
+		return err
+	}
+	if err := s.sync(); err != nil {
+		return err
+	}
+	s.settle()
+	s.reach = s.durable
+	return nil
+}
+
+// restore puts the open file's lines back under its name.
+func (s *stream) restore() error {
+	if err := s.sameDir(); err != nil {
+		return err
+	}
+	temp := s.path(s.segNo) + tempExt
+	if err := s.o.FS.Remove(temp); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	f, size, err := s.allocated(temp)
+	if err != nil {
+		return err
+	}
+	st, err := s.refill(f)
+	if err == nil {
+		err = s.o.FS.Rename(temp, s.path(s.segNo))
+	}
+	if err == nil {
+		err = syncDir(s.o.FS, s.dir)
+	}
+	if err != nil {
+		return errors.Join(err, f.Close())
+	}
+	_ = s.seg.Close() // nothing leads to it any more
+	s.seg, s.segStat, s.segSize = f, st, max(size, s.end())
+	s.settle()
+	s.reach, s.dirty, s.restored = s.end(), false, true
+	return nil
+}
+
+// refill copies the durable lines from the open segment, and the others from memory.
+func (s *stream) refill(to Handle) (fs.FileInfo, error) {
+	old := io.NewSectionReader(s.seg, 0, s.durable)
+	buf := make([]byte, 256<<10)
+	for off := int64(0); off < s.durable; {
+		n, err := old.Read(buf)
+		if n == 0 && err != nil {
+			return nil, err
+		}
+		if err := writeFull(to, buf[:n], off); err != nil {
+			return nil, err
+		}
+		off += int64(n)
+	}
+	if err := writeFull(to, s.unsynced, s.durable); err != nil {
+		return nil, err
+	}
+	if err := to.Datasync(); err != nil {
+		return nil, err
+	}
+	return to.Stat()
+}
+
+// sameDir checks that the stream's name still leads to the locked directory.
+func (s *stream) sameDir() error {
+	held, err := s.lock.Stat()
+	if err != nil {
+		return err
+	}
+	named, err := s.o.FS.Lstat(s.dir)
+	if err != nil {
+		return err
+	}
+	if !os.SameFile(held, named) {
+		return fmt.Errorf("%s: the stream's directory was replaced", s.dir)
+	}
+	return nil
+}
+
+// checkpoint signs the durable state and puts it in the stream's directory.
+func (s *stream) checkpoint() error {
+	c := checkpoint{s.name, s.tree.size, base64.StdEncoding.EncodeToString(rootOf(&s.tree)), s.ref.seq, s.ref.hash}
+	signed, err := c.sign(s.key)
+	if err != nil {
+		return err
+	}
+	name := filepath.Join(s.dir, checkpointFile)
+	if err := s.o.FS.Remove(name + tempExt); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if err := writeNew(s.o.FS, name+tempExt, string(signed), 0o600); err != nil {
+		return err
+	}
+	return s.o.FS.Rename(name+tempExt, name)
+}
+
+// sealed is the stream's final state. Everything written must be durable.
+func (s *stream) sealed() *sealed {
+	return &sealed{s.tree.size, s.segNo, base64.StdEncoding.EncodeToString(rootOf(&s.tree)), s.prev}
+}
+
+// register seals the stream in the registry, then signs a checkpoint that names the
+// registry's line, so that cutting that line off is seen.
+func (s *stream) register(r *registry, event string, lost *cut) error {
+	if err := r.useKey(); err != nil {
+		return err
+	}
+	s.key = r.key
+	ref, err := r.append(regLine{
+		Event: event, Stream: s.name, Sealed: s.sealed(), Cut: lost, Live: r.without(s.name),
+	})
+	if err != nil {
+		return err
+	}
+	s.ref = ref
+	return s.checkpoint()
+}
+
+// close gives files and lock back.
+func (s *stream) close() error {
+	var err error
+	if s.seg != nil {
+		err = s.seg.Close()
+	}
+	return errors.Join(err, s.lock.Close())
+}
+
+func rootOf(t *tree) []byte {
+	h := t.root()
+	return h[:]
+}

@@ -1,0 +1,44 @@
+package audit
+
+import "golang.org/x/mod/sumdb/tlog"
+
+// tree is the right edge of an RFC 6962 Merkle tree: enough to add leaves and to
+// compute the root, in memory that grows with the logarithm of the size.
+type tree struct {
+	size  uint64
+	edge  []tlog.Hash // complete subtrees, largest first
+	level []int       // their heights
+}
+
+// add appends the leaf whose data is line, the record's bytes without the newline.
+func (t *tree) add(line []byte) { t.addHash(tlog.RecordHash(line)) }
+
+func (t *tree) addHash(h tlog.Hash) {
+	height := 0
+	for n := len(t.edge); n > 0 && t.level[n-1] == height; n-- {
+		h = tlog.NodeHash(t.edge[n-1], h)
+		t.edge, t.level = t.edge[:n-1], t.level[:n-1]
+		height++
+	}
+	t.edge, t.level = append(t.edge, h), append(t.level, height)
+	t.size++
+}
+
+// root is tlog.TreeHash of the leaves so far.
+func (t *tree) root() tlog.Hash {
+	n := len(t.edge)
+	if n == 0 {
+		h, _ := tlog.TreeHash(0, nil) // of the empty tree; reads nothing, cannot fail
+		return h
+	}
+	h := t.edge[n-1]
+	for i := n - 2; i >= 0; i-- {
+		h = tlog.NodeHash(t.edge[i], h)
+	}
+	return h
+}
+
+// clone returns a copy that grows by itself.
+func (t *tree) clone() tree {
+	return tree{size: t.size, edge: append([]tlog.Hash(nil), t.edge...), level: append([]int(nil), t.level...)}
+}
