@@ -1,0 +1,132 @@
+// Bench measures Warder beside what it is compared with, in one interleaved run
+// on this machine: the start of a sandbox (warder run, runsc do, unsandboxed)
+// and the request path (warder proxy, a reverse proxy made of the standard
+// library). Everything is on loopback; ratios carry over to other machines,
+// absolute numbers do not.
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"time"
+)
+
+type options struct {
+	warder, runsc string // binaries
+	dir           string // scratch folder
+	out           string // result file
+	rounds        int
+	duration      time.Duration // of one cell of the proxy's part
+	only          string        // "", start or proxy
+}
+
+func main() {
+	if err := dispatch(os.Args[1:]); err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		os.Exit(1)
+	}
+}
+
+// dispatch runs the benchmark, or one of its servers in a process of its own.
+func dispatch(args []string) error {
+	if len(args) > 0 {
+		switch args[0] {
+		case "origin":
+			return serveOrigin(args[1:])
+		case "reference":
+			return serveReference(args[1:])
+		}
+	}
+	o, err := parseOptions(args)
+	if err != nil {
+		return err
+	}
+	if o.dir, err = os.MkdirTemp("", "warder-bench"); err != nil {
+		return err
+	}
+	defer os.RemoveAll(o.dir)
+	return run(o)
+}
+
+func parseOptions(args []string) (options, error) {
+	var o options
+	fs := flag.NewFlagSet("bench", flag.ContinueOnError)
+	fs.StringVar(&o.warder, "warder", "bin/warder", "the product's `binary`")
+	fs.StringVar(&o.runsc, "runsc", "", "gVisor's own `binary`, built from tools/runsc")
+	fs.StringVar(&o.out, "out", "bench-result.json", "result `file`")
+	fs.IntVar(&o.rounds, "rounds", 15, "interleaved rounds of the start; a third of it for the proxy")
+	fs.DurationVar(&o.duration, "duration", 3*time.Second, "of one cell of the proxy's part")
+	fs.StringVar(&o.only, "only", "", "start or proxy")
+	if err := fs.Parse(args); err != nil {
+		return o, err
+	}
+	if o.rounds < 3 || o.duration < time.Second || o.runsc == "" && o.only != "proxy" {
+		return o, errors.New("needs -runsc, at least 3 rounds and 1s a cell")
+	}
+	var err error
+	for _, p := range []*string{&o.warder, &o.runsc} {
+		if *p != "" && err == nil {
+			*p, err = filepath.Abs(*p)
+		}
+	}
+	return o, err
+}
+
+// result is the JSON of one run.
+type result struct {
+	Machine machine     `json:"machine"`
+	Start   []startCell `json:"start,omitempty"`
+	Proxy   []proxyCell `json:"proxy,omitempty"`
+	Ratios  []ratio     `json:"ratios"`
+}
+
+type machine struct {
+	OS     string `json:"os"`
+	Arch   string `json:"arch"`
+	CPUs   int    `json:"cpus"`
+	Go     string `json:"go"`
+	Kernel string `json:"kernel"`
+	Rounds int    `json:"rounds"`
+}
+
+// ratio is one comparison; below 1 is better for what is smaller-is-better.
+type ratio struct {
+	Name  string  `json:"name"`
+	Value float64 `json:"value"`
+	Goal  string  `json:"goal,omitempty"`
+}
+
+func run(o options) error {
+	r := result{Machine: machine{runtime.GOOS, runtime.GOARCH, runtime.NumCPU(), runtime.Version(), kernel(), o.rounds}}
+	var err error
+	if o.only != "proxy" {
+		if r.Start, err = benchStart(o); err != nil {
+			return fmt.Errorf("start: %w", err)
+		}
+	}
+	if o.only != "start" {
+		if r.Proxy, err = benchProxy(o); err != nil {
+			return fmt.Errorf("proxy: %w", err)
+		}
+	}
+	r.Ratios = append(startRatios(r.Start), proxyRatios(r.Proxy)...)
+	printTables(os.Stdout, r)
+	text, err := json.MarshalIndent(r, "", "  ")
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(o.out, append(text, '\n'), 0o644)
+}
+
+func kernel() string {
+	b, err := os.ReadFile("/proc/sys/kernel/osrelease")
+	if err != nil {
+		return "unknown"
+	}
+	return string(b[:len(b)-1])
+}

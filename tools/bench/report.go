@@ -1,0 +1,32 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"text/tabwriter"
+)
+
+// printTables writes the result for a person; the JSON has the same numbers.
+func printTables(w io.Writer, r result) {
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
+	defer t.Flush()
+	fmt.Fprintf(t, "%s/%s, %d CPUs, Linux %s, %s, medians of interleaved rounds\n\n", r.Machine.OS, r.Machine.Arch, r.Machine.CPUs, r.Machine.Kernel, r.Machine.Go)
+	if len(r.Start) > 0 {
+		fmt.Fprintln(t, "start to finish of "+trueCmd+"\twall ms\tfastest ms\tCPU ms\t")
+		for _, c := range r.Start {
+			fmt.Fprintf(t, "%s\t%.1f\t%.1f\t%.1f\t\n", c.Name, c.WallMS, c.MinMS, c.CPUMS)
+		}
+		fmt.Fprintln(t)
+	}
+	if len(r.Proxy) > 0 {
+		fmt.Fprintln(t, "intercepted HTTPS, keep-alive\tconnections\trequests/s\tCPU us/request\tp50 us\tp99 us\t")
+		for _, c := range r.Proxy {
+			fmt.Fprintf(t, "%s\t%d\t%.0f\t%.0f\t%.0f\t%.0f\t\n", c.Name, c.Concurrency, c.RPS, c.CPUUS, c.P50US, c.P99US)
+		}
+		fmt.Fprintln(t)
+	}
+	fmt.Fprintln(t, "ratio\tvalue\tgoal\t")
+	for _, x := range r.Ratios {
+		fmt.Fprintf(t, "%s\t%.2f\t%s\t\n", x.Name, x.Value, x.Goal)
+	}
+}

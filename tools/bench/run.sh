@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# Builds what the benchmark compares with, and runs it. gVisor's own command is
+# built once and kept outside of the clone, keyed by what it is made from.
+# Arguments go to the program: tools/bench/run.sh -only start -rounds 30
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+
+export CGO_ENABLED=0
+cache=${XDG_CACHE_HOME:-$HOME/.cache}/warder-bench
+key=$({ go version; cat tools/runsc/go.mod tools/runsc/go.sum tools/runsc/main.go; } | sha256sum | cut -c1-16)
+runsc=$cache/runsc-$key
+if [ ! -x "$runsc" ]; then
+  echo "bench: building runsc, once, into $runsc" >&2
+  mkdir -p "$cache"
+  (cd tools/runsc && go build -ldflags '-s -w' -o "$runsc.tmp" .)
+  mv "$runsc.tmp" "$runsc"
+fi
+go build -o bin/bench ./tools/bench
+exec bin/bench -runsc "$runsc" -out bench-result.json "$@"

@@ -1,0 +1,158 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const trueCmd = "/usr/bin/true"
+
+// startCell is the median of one way to run a trivial command.
+type startCell struct {
+	Name   string  `json:"name"`
+	WallMS float64 `json:"wall_ms"`
+	MinMS  float64 `json:"wall_min_ms"`
+	CPUMS  float64 `json:"cpu_ms"` // of every process it started, user and system
+}
+
+type variant struct {
+	name      string
+	argv, env []string
+	wall, cpu []float64
+}
+
+// benchStart runs the variants in turn, round by round, so that a slow moment
+// of the machine falls on all of them. The first round only warms caches.
+func benchStart(o options) ([]startCell, error) {
+	// Orphans come to us, so that a sandbox whose parent died is counted too.
+	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
+		return nil, err
+	}
+	variants, err := startVariants(o)
+	if err != nil {
+		return nil, err
+	}
+	for round := range o.rounds + 1 {
+		for _, v := range variants {
+			wall, cpu, err := measure(v)
+			if err != nil {
+				return nil, fmt.Errorf("%s: %w", v.name, err)
+			}
+			if round > 0 {
+				v.wall, v.cpu = append(v.wall, wall), append(v.cpu, cpu)
+			}
+		}
+	}
+	var cells []startCell
+	for _, v := range variants {
+		cells = append(cells, startCell{v.name, median(v.wall), quantile(v.wall, 0), median(v.cpu)})
+	}
+	return cells, nil
+}
+
+func startVariants(o options) ([]*variant, error) {
+	root, err := curatedRoot(filepath.Join(o.dir, "root"))
+	if err != nil {
+		return nil, err
+	}
+	config := filepath.Join(o.dir, "start.yaml")
+	if err := os.WriteFile(config, []byte("version: 1\naudit: {dir: ./start-audit}\n"), 0o600); err != nil {
+		return nil, err
+	}
+	runsc := []string{
+		o.runsc, "--root=" + filepath.Join(o.dir, "runsc"), "--platform=systrap", "--network=none",
+		"--host-settings=ignore", "--ignore-cgroups",
+	}
+	if os.Geteuid() != 0 {
+		runsc = append(runsc, "--rootless")
+	}
+	// The same root: an empty folder with the host's /usr; the same overlay:
+	// memory, which is what `do` sets.
+	runsc = append(runsc, "do", "--quiet", "--root="+root, "--cwd=/", "--volume=/usr:/usr", trueCmd)
+	env := append(os.Environ(), "WARDER_STATE_DIR="+filepath.Join(o.dir, "state"))
+	return []*variant{
+		{name: "unsandboxed", argv: []string{trueCmd}, env: env},
+		{name: "runsc do", argv: runsc, env: env},
+		{name: "warder run", argv: []string{o.warder, "run", "--config", config, "--", trueCmd}, env: env},
+	}, nil
+}
+
+// curatedRoot makes a folder whose /bin and /lib point into /usr, as the
+// product's root does; /usr itself is mounted by the caller.
+func curatedRoot(dir string) (string, error) {
+	for _, d := range []string{"usr", "etc", "dev", "proc", "sys", "tmp"} {
+		if err := os.MkdirAll(filepath.Join(dir, d), 0o755); err != nil {
+			return "", err
+		}
+	}
+	for _, name := range []string{"bin", "sbin", "lib", "lib64"} {
+		target, err := os.Readlink("/" + name)
+		if errors.Is(err, os.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return "", fmt.Errorf("this host's /%s is not a link into /usr: %w", name, err)
+		}
+		if err := os.Symlink(target, filepath.Join(dir, name)); err != nil {
+			return "", err
+		}
+	}
+	return dir, nil
+}
+
+// measure runs a variant once: wall clock to its end, and the CPU time of it
+// and of every process that it left to be reaped.
+func measure(v *variant) (wallMS, cpuMS float64, err error) {
+	var stderr bytes.Buffer
+	cmd := exec.Command(v.argv[0], v.argv[1:]...)
+	cmd.Env, cmd.Stderr = v.env, &stderr
+	begin := time.Now()
+	err = cmd.Run()
+	wall := time.Since(begin)
+	if err != nil {
+		return 0, 0, fmt.Errorf("%w: %s", err, bytes.TrimSpace(stderr.Bytes()))
+	}
+	cpu := cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()
+	orphans, err := reap()
+	return float64(wall) / 1e6, float64(cpu+orphans) / 1e6, err
+}
+
+// reap waits for the orphans that came to us, and adds up what they used.
+func reap() (cpu time.Duration, err error) {
+	for {
+		var ru syscall.Rusage
+		_, err := syscall.Wait4(-1, nil, 0, &ru)
+		switch {
+		case errors.Is(err, syscall.EINTR):
+			continue
+		case errors.Is(err, syscall.ECHILD):
+			return cpu, nil
+		case err != nil:
+			return 0, err
+		}
+		cpu += time.Duration(ru.Utime.Nano() + ru.Stime.Nano())
+	}
+}
+
+func startRatios(cells []startCell) []ratio {
+	by := map[string]startCell{}
+	for _, c := range cells {
+		by[c.Name] = c
+	}
+	w, r := by["warder run"], by["runsc do"]
+	if w.WallMS == 0 || r.WallMS == 0 {
+		return nil
+	}
+	return []ratio{
+		{"start to finish, wall: warder run / runsc do", w.WallMS / r.WallMS, "at most 1.5"},
+		{"start to finish, CPU: warder run / runsc do", w.CPUMS / r.CPUMS, ""},
+	}
+}
