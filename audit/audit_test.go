@@ -29,7 +29,7 @@ func TestSmoke(t *testing.T) {
 	}
 	rep, err = Verify(t.Context(), dir, VerifyOptions{})
 	t.Logf("%+v %v", rep, err)
-	if err != nil || rep.Verdict != Complete || rep.Records != 4 {
+	if err != nil || rep.Verdict != VerdictComplete || rep.Records != 4 {
 		t.Fatal()
 	}
 	Story(t.Output(), Read(context.Background(), dir, Filter{}))

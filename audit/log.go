@@ -32,7 +32,7 @@ type Options struct {
 
 func (o *Options) warn(format string, args ...any) {
 	if o.Warn != nil {
-		o.Warn("audit: " + fmt.Sprintf(format, args...))
+		o.Warn(fmt.Sprintf(format, args...))
 	}
 }
 
@@ -213,8 +213,10 @@ func (l *Log) enqueue(ctx context.Context, e *entry) error {
 		return errors.New("id is not 1 to 64 letters, digits, '-', '_' or '.'")
 	}
 	e.weight = min(int64(len(body))+entryBytes, maxQueue)
-	if err := l.sem.Acquire(ctx, e.weight); err != nil {
-		return err
+	if !l.sem.TryAcquire(e.weight) { // with room, a context that has ended loses no record
+		if err := l.sem.Acquire(ctx, e.weight); err != nil {
+			return err
+		}
 	}
 	l.mu.Lock()
 	if l.closed {

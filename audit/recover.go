@@ -164,7 +164,7 @@ func (s *stream) replay() (pending, *cut, error) {
 		}
 		r := new(Record)
 		if err := json.Unmarshal(line, r); err != nil {
-			c.find(Altered, c.segment, c.seq, "not a record")
+			c.find(VerdictAltered, c.segment, c.seq, "not a record")
 			return
 		}
 		owed.note(r)
@@ -205,7 +205,7 @@ func (s *stream) pledged(c *chain) error {
 		return err
 	}
 	if cp.size > c.tree.size {
-		return fmt.Errorf("%s: the checkpoint is over %d records, of which %d are here", Truncated, cp.size, c.tree.size)
+		return fmt.Errorf("%s: the checkpoint is over %d records, of which %d are here", VerdictTruncated, cp.size, c.tree.size)
 	}
 	return nil
 }

@@ -151,7 +151,7 @@ func (c *chain) take(line []byte) {
 	}
 	c.records++
 	if why != "" {
-		c.find(Altered, c.segment, c.seq, why)
+		c.find(VerdictAltered, c.segment, c.seq, why)
 		c.lost = true
 		c.seq++
 		return
@@ -168,14 +168,14 @@ func (c *chain) link(p parsed) {
 	linked := string(p.prev) == c.prev
 	switch {
 	case string(p.stream) != c.name:
-		c.find(Altered, c.segment, p.seq, "a record of another stream: "+Clean(string(p.stream), capWord))
+		c.find(VerdictAltered, c.segment, p.seq, "a record of another stream: "+Clean(string(p.stream), capWord))
 	case p.seq == c.seq && (linked || c.lost):
 	case p.seq > c.seq && !linked && !c.lost:
-		c.find(Gap, c.segment, c.seq, "records "+span(c.seq, p.seq-1)+" are missing")
+		c.find(VerdictGap, c.segment, c.seq, "records "+span(c.seq, p.seq-1)+" are missing")
 	case p.seq == c.seq:
-		c.find(Altered, c.segment, p.seq, "prev is not the hash of the record before")
+		c.find(VerdictAltered, c.segment, p.seq, "prev is not the hash of the record before")
 	default:
-		c.find(Altered, c.segment, p.seq, "out of order: seq "+strconv.FormatUint(c.seq, 10)+" was due")
+		c.find(VerdictAltered, c.segment, p.seq, "out of order: seq "+strconv.FormatUint(c.seq, 10)+" was due")
 	}
 }
 
@@ -223,7 +223,7 @@ func (c *chain) read(f *os.File, open bool, buf []byte) (ending, error) {
 		if e.bad == "" || !c.resume(f, l, at) {
 			return e, nil
 		}
-		c.find(Altered, c.segment, c.seq, e.bad)
+		c.find(VerdictAltered, c.segment, c.seq, e.bad)
 		c.lost, damaged = true, true
 	}
 }

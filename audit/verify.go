@@ -3,7 +3,6 @@ package audit
 import (
 	"bytes"
 	"context"
-	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -19,10 +18,10 @@ import (
 
 // Verdicts, from good to bad. A report has the worst of its findings.
 const (
-	Complete  = "complete"  // every record that was promised is there, as it was written
-	Gap       = "gap"       // records are missing between others, or a whole stream is
-	Truncated = "truncated" // records are missing at an end that was signed for
-	Altered   = "altered"   // bytes are not as they were written
+	VerdictComplete  = "complete"  // every record that was promised is there, as it was written
+	VerdictGap       = "gap"       // records are missing between others, or a whole stream is
+	VerdictTruncated = "truncated" // records are missing at an end that was signed for
+	VerdictAltered   = "altered"   // bytes are not as they were written
 )
 
 // maxFindings is how many findings a report tells; Report.More counts the rest.
@@ -68,7 +67,7 @@ type Finding struct {
 // read; what was found is in the report.
 func Verify(ctx context.Context, dir string, o VerifyOptions) (Report, error) {
 	v := &verifier{ctx: ctx, dir: dir, o: o, runs: map[string]bool{}}
-	v.report = Report{Verdict: Complete, OpenStreams: []string{}, Findings: []Finding{}}
+	v.report = Report{Verdict: VerdictComplete, OpenStreams: []string{}, Findings: []Finding{}}
 	if err := v.verify(); err != nil {
 		return v.report, fmt.Errorf("audit: verify %s: %w", dir, err)
 	}
@@ -83,10 +82,12 @@ type verifier struct {
 	report Report
 	runs   map[string]bool
 	reg    *registryView
+
+	anchored map[string]checkpoint // by stream
 }
 
 func (v *verifier) find(f Finding) {
-	rank := []string{Complete, Gap, Truncated, Altered}
+	rank := []string{VerdictComplete, VerdictGap, VerdictTruncated, VerdictAltered}
 	if slices.Index(rank, f.Kind) > slices.Index(rank, v.report.Verdict) {
 		v.report.Verdict = f.Kind
 	}
@@ -113,6 +114,9 @@ func (v *verifier) verify() error {
 	for _, f := range v.reg.findings {
 		v.find(f)
 	}
+	if err := v.anchors(); err != nil {
+		return err
+	}
 	for name := range v.reg.streams {
 		if !slices.Contains(names, name) {
 			names = append(names, name)
@@ -127,7 +131,7 @@ func (v *verifier) verify() error {
 			return err
 		}
 	}
-	return v.anchor()
+	return nil
 }
 
 // streams lists the directories of streams.
@@ -139,7 +143,7 @@ func (v *verifier) streams() ([]string, error) {
 	var names []string
 	for _, e := range entries {
 		if !e.IsDir() {
-			v.find(Finding{Kind: Altered, What: fmt.Sprintf("%s/%q is not a stream", streamsDir, e.Name())})
+			v.find(Finding{Kind: VerdictAltered, What: fmt.Sprintf("%s/%q is not a stream", streamsDir, e.Name())})
 			continue
 		}
 		names = append(names, e.Name())
@@ -202,8 +206,9 @@ type streamCheck struct {
 	owed     map[string]bool // "q" + request id, or "r" + run id
 	cp       *checkpoint
 	cpRoot   string // root at the checkpoint's size
-	anchors  []anchorPoint
 	err      error
+
+	anchorRoot string // root at the size that the anchor knows
 }
 
 func (v *verifier) newStream(name string, entry *streamEntry) *streamCheck {
@@ -225,7 +230,7 @@ func (s *streamCheck) find(kind, what string) { s.chain.find(kind, 0, s.chain.se
 
 func (s *streamCheck) check() error {
 	if _, err := os.Lstat(s.dir); errors.Is(err, fs.ErrNotExist) {
-		s.find(Gap, "the stream is missing")
+		s.find(VerdictGap, "the stream is missing")
 		return nil
 	}
 	if err := s.readCheckpoint(); err != nil {
@@ -239,6 +244,7 @@ func (s *streamCheck) check() error {
 		return err
 	}
 	s.compareCheckpoint()
+	s.compareAnchor()
 	switch {
 	case s.entry == nil:
 		s.unregistered(w)
@@ -252,34 +258,34 @@ func (s *streamCheck) check() error {
 // died before it was registered: then it holds nothing.
 func (s *streamCheck) unregistered(w walked) {
 	if s.chain.records == 0 && w.torn == nil && s.cp == nil {
-		s.findings = slices.DeleteFunc(s.findings, func(f Finding) bool { return f.Kind != Altered })
+		s.findings = slices.DeleteFunc(s.findings, func(f Finding) bool { return f.Kind != VerdictAltered })
 		return
 	}
-	s.find(Gap, "the registry does not know the stream: its lines are missing there")
+	s.find(VerdictGap, "the registry does not know the stream: its lines are missing there")
 }
 
 func (s *streamCheck) compareSeal(w walked) {
 	want, tree := s.entry.sealed, &s.chain.tree
-	switch root := base64.StdEncoding.EncodeToString(rootOf(tree)); {
+	switch root := s.root64(); {
 	case tree.size < want.Records:
-		s.find(Truncated, fmt.Sprintf("it was sealed with %d records, of which %d are here", want.Records, tree.size))
+		s.find(VerdictTruncated, fmt.Sprintf("it was sealed with %d records, of which %d are here", want.Records, tree.size))
 	case tree.size > want.Records:
-		s.find(Altered, fmt.Sprintf("it was sealed with %d records, and %d are here", want.Records, tree.size))
+		s.find(VerdictAltered, fmt.Sprintf("it was sealed with %d records, and %d are here", want.Records, tree.size))
 	case root != want.Root || s.chain.prev != want.Last:
-		s.find(Altered, "its records are not those it was sealed with")
+		s.find(VerdictAltered, "its records are not those it was sealed with")
 	}
 	if w.segments < want.Segments {
-		s.find(Truncated, fmt.Sprintf("it was sealed with %d segments, of which %d are here", want.Segments, w.segments))
+		s.find(VerdictTruncated, fmt.Sprintf("it was sealed with %d segments, of which %d are here", want.Segments, w.segments))
 	}
 	if w.segments > want.Segments {
-		s.find(Altered, fmt.Sprintf("it was sealed with %d segments, and %d are here", want.Segments, w.segments))
+		s.find(VerdictAltered, fmt.Sprintf("it was sealed with %d segments, and %d are here", want.Segments, w.segments))
 	}
 	for _, id := range sortedKeys(s.owed) {
 		kind := "request "
 		if id[0] == 'r' {
 			kind = "run "
 		}
-		s.find(Gap, kind+Clean(id[1:], capWord)+" was begun and never closed")
+		s.find(VerdictGap, kind+Clean(id[1:], capWord)+" was begun and never closed")
 		if len(s.findings) > maxFindings {
 			break
 		}
@@ -292,7 +298,7 @@ func (s *streamCheck) readCheckpoint() error {
 		return nil
 	}
 	if err != nil {
-		s.find(Altered, "checkpoint: not a regular file")
+		s.find(VerdictAltered, "checkpoint: not a regular file")
 		return nil
 	}
 	defer f.Close()
@@ -300,7 +306,7 @@ func (s *streamCheck) readCheckpoint() error {
 	n, _ := f.ReadAt(b, 0)
 	opened, err := note.Open(b[:n], s.v.reg.verifiers())
 	if err != nil {
-		s.find(Altered, "checkpoint: "+Clean(err.Error(), capWord))
+		s.find(VerdictAltered, "checkpoint: "+Clean(err.Error(), capWord))
 		return nil
 	}
 	cp, err := parseCheckpoint(opened.Text)
@@ -311,7 +317,7 @@ func (s *streamCheck) readCheckpoint() error {
 		err = errors.New("it has more than one signature")
 	}
 	if err != nil {
-		s.find(Altered, "checkpoint: "+Clean(err.Error(), capWord))
+		s.find(VerdictAltered, "checkpoint: "+Clean(err.Error(), capWord))
 		return nil
 	}
 	s.cp = &cp
@@ -321,7 +327,10 @@ func (s *streamCheck) readCheckpoint() error {
 // grown looks at the tree whenever it has a new size.
 func (s *streamCheck) grown() {
 	if s.cp != nil && s.chain.tree.size == s.cp.size {
-		s.cpRoot = base64.StdEncoding.EncodeToString(rootOf(&s.chain.tree))
+		s.cpRoot = s.root64()
+	}
+	if cp, ok := s.v.anchored[s.name]; ok && s.chain.tree.size == cp.size {
+		s.anchorRoot = s.root64()
 	}
 	if s.chain.records%4096 == 0 && s.chain.records > 0 {
 		s.err = s.v.ctx.Err()
@@ -337,15 +346,15 @@ func (s *streamCheck) compareCheckpoint() {
 	}
 	switch {
 	case s.chain.tree.size < s.cp.size:
-		s.find(Truncated, fmt.Sprintf("its checkpoint is over %d records, of which %d are here", s.cp.size, s.chain.tree.size))
+		s.find(VerdictTruncated, fmt.Sprintf("its checkpoint is over %d records, of which %d are here", s.cp.size, s.chain.tree.size))
 	case s.cpRoot != s.cp.root:
-		s.find(Altered, fmt.Sprintf("its first %d records are not those of its checkpoint", s.cp.size))
+		s.find(VerdictAltered, fmt.Sprintf("its first %d records are not those of its checkpoint", s.cp.size))
 	}
 	switch lines := s.v.reg.lines; {
 	case s.cp.regSeq >= uint64(len(lines)):
-		s.find(Truncated, fmt.Sprintf("its checkpoint knows line %d of the registry, which ends before", s.cp.regSeq))
+		s.find(VerdictTruncated, fmt.Sprintf("its checkpoint knows line %d of the registry, which ends before", s.cp.regSeq))
 	case lines[s.cp.regSeq] != s.cp.regHash:
-		s.find(Altered, fmt.Sprintf("its checkpoint knows another line %d of the registry", s.cp.regSeq))
+		s.find(VerdictAltered, fmt.Sprintf("its checkpoint knows another line %d of the registry", s.cp.regSeq))
 	}
 }
 
@@ -353,7 +362,7 @@ func (s *streamCheck) compareCheckpoint() {
 func (s *streamCheck) record(line []byte, p parsed) {
 	var r Record
 	if why := decode(line, p, &r); why != "" {
-		s.chain.find(Altered, s.chain.segment, p.seq, why)
+		s.chain.find(VerdictAltered, s.chain.segment, p.seq, why)
 		return
 	}
 	if r.Run != nil {

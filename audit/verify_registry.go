@@ -58,7 +58,7 @@ func readRegistryAt(dir string, at func(*registryView)) (*registryView, error) {
 	f, err := openRegular(filepath.Join(dir, registryFile))
 	if errors.Is(err, fs.ErrNotExist) {
 		if len(g.known) > 0 || keyErr == nil {
-			g.find(Truncated, "it is missing")
+			g.find(VerdictTruncated, "it is missing")
 		}
 		return g, nil
 	}
@@ -87,10 +87,10 @@ func readRegistryAt(dir string, at func(*registryView)) (*registryView, error) {
 	// A line that a dying process, or one that is at it right now, has not finished.
 	head := fmt.Sprintf(`{"schema":"%s","seq":%d,`, registrySchema, len(g.lines))
 	if n := min(len(data), len(head)); bytes.IndexByte(data, '\n') >= 0 || string(data[:n]) != head[:n] {
-		g.find(Altered, "bytes that are no line of it")
+		g.find(VerdictAltered, "bytes that are no line of it")
 	}
 	if len(g.lines) == 0 && keyErr == nil {
-		g.find(Truncated, "it is empty")
+		g.find(VerdictTruncated, "it is empty")
 	}
 	return g, nil
 }
@@ -99,7 +99,7 @@ func readRegistryAt(dir string, at func(*registryView)) (*registryView, error) {
 func (g *registryView) take(line []byte) {
 	l, err := parseRegLine(line)
 	if err != nil {
-		g.find(Altered, "line %d: %v", len(g.lines), err)
+		g.find(VerdictAltered, "line %d: %v", len(g.lines), err)
 		g.lines = append(g.lines, "")
 		g.tree.add(line)
 		g.prev = ""
@@ -109,7 +109,7 @@ func (g *registryView) take(line []byte) {
 	g.signature(line, l)
 	g.event(l)
 	if !slices.Equal(l.Live, g.live) {
-		g.find(Altered, "line %d: the open streams are not those of the lines before", l.Seq)
+		g.find(VerdictAltered, "line %d: the open streams are not those of the lines before", l.Seq)
 		g.live = l.Live
 	}
 	g.prev = l.Hash
@@ -122,19 +122,19 @@ func (g *registryView) frame(line []byte, l *regLine) {
 	n := uint64(len(g.lines))
 	switch {
 	case l.Seq > n && l.Prev != g.prev && g.prev != "":
-		g.find(Gap, "lines %s are missing", span(n, l.Seq-1))
+		g.find(VerdictGap, "lines %s are missing", span(n, l.Seq-1))
 		for uint64(len(g.lines)) < l.Seq && l.Seq-n < 1<<20 {
 			g.lines = append(g.lines, "")
 		}
 	case l.Seq != n:
-		g.find(Altered, "line %d stands where %d was due", l.Seq, n)
+		g.find(VerdictAltered, "line %d stands where %d was due", l.Seq, n)
 	case l.Prev != g.prev && g.prev != "":
-		g.find(Altered, "line %d: prev is not the hash of the line before", n)
+		g.find(VerdictAltered, "line %d: prev is not the hash of the line before", n)
 	}
 	tail := hashKey + l.Hash + `"}`
 	body, ok := bytes.CutSuffix(line, []byte(tail))
 	if !ok || hexSum(body) != l.Hash {
-		g.find(Altered, "line %d: its hash is not that of its bytes", n)
+		g.find(VerdictAltered, "line %d: its hash is not that of its bytes", n)
 	}
 }
 
@@ -146,11 +146,11 @@ func (g *registryView) signature(line []byte, l *regLine) {
 	if l.Event == regKey {
 		v, err := note.NewVerifier(l.VKey)
 		if err != nil {
-			g.find(Altered, "line %d: names no key", n)
+			g.find(VerdictAltered, "line %d: names no key", n)
 			return
 		}
 		if same := g.known[v.Name()]; same == nil || same.KeyHash() != v.KeyHash() {
-			g.find(Altered, "line %d: key %s is not in %s/", n, Clean(v.Name(), capWord), keysDir)
+			g.find(VerdictAltered, "line %d: key %s is not in %s/", n, Clean(v.Name(), capWord), keysDir)
 			return
 		}
 		g.named = append(g.named, v)
@@ -162,14 +162,14 @@ func (g *registryView) signature(line []byte, l *regLine) {
 	v := g.known[signer]
 	switch {
 	case v == nil:
-		g.find(Altered, "line %d: no public key in %s/ belongs to it", n, keysDir)
+		g.find(VerdictAltered, "line %d: no public key in %s/ belongs to it", n, keysDir)
 	case l.Key != signer:
-		g.find(Altered, "line %d: signed with %s, where %s was in force", n, Clean(l.Key, capWord), signer)
+		g.find(VerdictAltered, "line %d: signed with %s, where %s was in force", n, Clean(l.Key, capWord), signer)
 	default:
 		body, ok := bytes.CutSuffix(line, []byte(`,"sig":"`+l.Sig+`"`+hashKey+l.Hash+`"}`))
 		sig, err := base64.StdEncoding.Strict().DecodeString(l.Sig)
 		if !ok || err != nil || !v.Verify(signedBytes(body), sig) {
-			g.find(Altered, "line %d: the signature is not good", n)
+			g.find(VerdictAltered, "line %d: the signature is not good", n)
 		}
 	}
 }
@@ -181,19 +181,19 @@ func (g *registryView) event(l *regLine) {
 		return
 	case regOpen:
 		if known != nil || l.Stream == "" || strings.ContainsAny(l.Stream, "/\\") || strings.HasPrefix(l.Stream, ".") {
-			g.find(Altered, "line %d: opens a stream that cannot be opened", l.Seq)
+			g.find(VerdictAltered, "line %d: opens a stream that cannot be opened", l.Seq)
 			return
 		}
 		g.streams[l.Stream] = &streamEntry{}
 		g.live = append(slices.Clone(g.live), l.Stream)
 	case regSeal, regRecover:
 		if known == nil || known.sealed != nil || l.Sealed == nil {
-			g.find(Altered, "line %d: seals a stream that is not open", l.Seq)
+			g.find(VerdictAltered, "line %d: seals a stream that is not open", l.Seq)
 			return
 		}
 		known.sealed = l.Sealed
 		g.live = slices.DeleteFunc(slices.Clone(g.live), func(s string) bool { return s == l.Stream })
 	default:
-		g.find(Altered, "line %d: unknown event", l.Seq)
+		g.find(VerdictAltered, "line %d: unknown event", l.Seq)
 	}
 }

@@ -24,14 +24,14 @@ func (c *chain) walk(dir string, open bool) (walked, error) {
 	}
 	for _, e := range others {
 		if why := stranger(e, open); why != "" {
-			c.find(Altered, 0, 0, why)
+			c.find(VerdictAltered, 0, 0, why)
 		}
 	}
 	w := walked{last: 1}
 	buf := make([]byte, 1<<20)
 	for _, n := range numbers {
 		if n > w.segments+1 {
-			c.find(Gap, w.segments+1, c.seq, "segments "+span(uint64(w.segments)+1, uint64(n)-1)+" are missing") //nolint:gosec // positive
+			c.find(VerdictGap, w.segments+1, c.seq, "segments "+span(uint64(w.segments)+1, uint64(n)-1)+" are missing") //nolint:gosec // positive
 		}
 		w.segments = n
 		if err := c.walkSegment(dir, n, open, buf, &w); err != nil {
@@ -39,7 +39,7 @@ func (c *chain) walk(dir string, open bool) (walked, error) {
 		}
 	}
 	if w.segments == 0 {
-		c.find(Gap, 1, 0, "no segment is left")
+		c.find(VerdictGap, 1, 0, "no segment is left")
 	}
 	return w, nil
 }
@@ -47,7 +47,7 @@ func (c *chain) walk(dir string, open bool) (walked, error) {
 func (c *chain) walkSegment(dir string, n int, open bool, buf []byte, w *walked) error {
 	f, err := openRegular(segmentPath(dir, n))
 	if errors.Is(err, fs.ErrNotExist) {
-		c.find(Gap, n, c.seq, "the segment is missing")
+		c.find(VerdictGap, n, c.seq, "the segment is missing")
 		return nil
 	}
 	if err != nil {
@@ -62,18 +62,18 @@ func (c *chain) walkSegment(dir string, n int, open bool, buf []byte, w *walked)
 	}
 	if c.records > before || e.torn != nil {
 		if w.torn != nil || w.nul {
-			c.find(Altered, w.last, c.seq, "records follow what only the last segment may end in")
+			c.find(VerdictAltered, w.last, c.seq, "records follow what only the last segment may end in")
 		}
 		w.torn, w.nul = e.torn, e.nul && open
 		w.last, w.end = n, e.end
 	}
 	switch {
 	case e.bad != "" && !open && e.end > 0:
-		c.find(Truncated, n, c.seq, "the last record is cut off")
+		c.find(VerdictTruncated, n, c.seq, "the last record is cut off")
 	case e.bad != "":
-		c.find(Altered, n, c.seq, e.bad)
+		c.find(VerdictAltered, n, c.seq, e.bad)
 	case e.nul && !open:
-		c.find(Altered, n, c.seq, "NUL bytes at the end of a sealed segment")
+		c.find(VerdictAltered, n, c.seq, "NUL bytes at the end of a sealed segment")
 	}
 	return nil
 }
