@@ -86,8 +86,9 @@ type ListenOptions struct {
 	// Clients are the callers known by token. Empty: one anonymous caller (its
 	// name is ""), which ServeListener accepts only on a loopback address.
 	Clients []Client
-	// Open begins the run of a client at its first use; Close ends it after
-	// IdleEnd without an open connection, and when the listener stops.
+	// Open begins the run of a client at its first use. Close is told when it has
+	// ended: after IdleEnd without an open connection, or with the listener. The
+	// Run itself is closed by then.
 	Open    func(ctx context.Context, client string) (*Run, error)
 	Close   func(ctx context.Context, client string, r *Run)
 	IdleEnd time.Duration // default 10 min

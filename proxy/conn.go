@@ -1,0 +1,270 @@
+package proxy
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"warder/internal/identity"
+)
+
+// arrival is how a connection came to us and what it was made for.
+type arrival struct {
+	transparent bool      // the client does not know of the proxy
+	proxying    bool      // CONNECT and absolute-form are understood on it
+	want        authority // where it goes; no host while proxying
+	tls         bool
+	sni         string // as received
+}
+
+func (a arrival) scheme() string {
+	if a.tls {
+		return "https"
+	}
+	return "http"
+}
+
+// prefixConn gives back bytes that were read ahead.
+type prefixConn struct {
+	net.Conn
+	head []byte
+	arr  *arrival // for the certificate, while the handshake runs
+}
+
+func (c *prefixConn) Read(p []byte) (int, error) {
+	if len(c.head) > 0 {
+		n := copy(p, c.head)
+		c.head = c.head[n:]
+		return n, nil
+	}
+	return c.Conn.Read(p)
+}
+
+func (c *prefixConn) CloseWrite() error { return closeWrite(c.Conn) }
+
+func closeWrite(c net.Conn) error {
+	if h, ok := c.(interface{ CloseWrite() error }); ok {
+		return h.CloseWrite()
+	}
+	return nil
+}
+
+// clientConn is a connection as net/http serves it: framing checked on the way
+// in, and answers that net/http gives by itself replaced and recorded on the way
+// out.
+type clientConn struct {
+	net.Conn
+	p     *Proxy
+	run   *Run
+	arr   arrival
+	fr    framer
+	ended func() // once, when nobody uses the connection any more
+
+	busy      atomic.Bool  // a handler runs, or its answer is being finished
+	exchanges atomic.Int64 // records that this connection has led to
+	answered  bool         // a refusal of ours was written below net/http
+}
+
+func (c *clientConn) Read(p []byte) (int, error) { return c.fr.Read(p) }
+func (c *clientConn) CloseWrite() error          { return closeWrite(c.Conn) }
+
+// Write passes on what a handler answers. Outside of one, net/http is refusing
+// the request by itself: that becomes a denial document and a record.
+func (c *clientConn) Write(b []byte) (int, error) {
+	if c.busy.Load() {
+		return c.Conn.Write(b)
+	}
+	if c.answered {
+		return len(b), nil
+	}
+	c.answered = true
+	f := c.readFailure()
+	if f == nil {
+		f = badRequest("not an acceptable HTTP/1 request")
+		f.cause = firstLine(b)
+	}
+	id := identity.NewID()
+	c.recordRefused(id, f)
+	if _, err := c.Conn.Write(rawDenial(c.run.identity(), f, id)); err != nil {
+		return 0, err
+	}
+	return len(b), nil
+}
+
+// readFailure says why the framer refused, nil when it did not.
+func (c *clientConn) readFailure() *refusal {
+	var fe *framingError
+	if !errors.As(c.fr.err, &fe) {
+		return nil
+	}
+	f := badRequest("%s", fe.detail)
+	if fe.tooLarge {
+		f.reason, f.status = reasonTooLarge, 431
+	}
+	return f
+}
+
+// finish is called once, when the connection is closed.
+func (c *clientConn) finish() {
+	defer c.ended()
+	if c.answered {
+		return
+	}
+	partial := c.fr.phase == inHead && c.fr.w > c.fr.ok
+	if partial {
+		c.fr.bad = readable(c.fr.buf[c.fr.ok:c.fr.w])
+	}
+	if partial || c.exchanges.Load() == 0 {
+		f := badRequest("closed before a whole request")
+		if r := c.readFailure(); r != nil {
+			f = r
+		}
+		c.recordClosed(f)
+	}
+}
+
+// serve decides what a new connection carries and gives it to the server. It
+// returns when the server has it, or when it is closed and recorded.
+func (p *Proxy) serve(run *Run, raw net.Conn, arr arrival, ended func()) {
+	c := &clientConn{p: p, run: run, arr: arr, ended: ended}
+	c.Conn = raw
+	defer func() {
+		if v := recover(); v != nil {
+			p.panicked("connection", v)
+			c.recordClosed(&refusal{reason: reasonInternalError})
+			_ = raw.Close()
+			ended()
+		}
+	}()
+	if f := c.open(raw); f != nil {
+		c.recordClosed(f)
+		_ = raw.Close()
+		ended()
+		return
+	}
+	c.fr = framer{src: c.Conn, maxHead: p.limits.MaxHeaderBytes, maxHeaders: p.limits.MaxHeaders}
+	if err := p.feed.give(c); err != nil {
+		c.recordClosed(refuse(reasonInternalError, "the proxy is closing"))
+		_ = raw.Close()
+		ended()
+	}
+}
+
+// open waits for the first byte and terminates TLS.
+func (c *clientConn) open(raw net.Conn) *refusal {
+	l := c.p.limits
+	_ = raw.SetReadDeadline(time.Now().Add(l.FirstByteTimeout))
+	first := make([]byte, 1024)
+	n, err := raw.Read(first)
+	_ = raw.SetReadDeadline(time.Time{})
+	if n == 0 {
+		if isTimeout(err) {
+			return refuse(reasonNotTLS, "nothing was sent on the connection")
+		}
+		return badRequest("closed before a whole request")
+	}
+	pre := &prefixConn{Conn: raw, head: first[:n], arr: &c.arr}
+	switch b := first[0]; {
+	case b == 0x16 && !c.arr.proxying: // TLS handshake record
+		return c.openTLS(pre)
+	case isToken(first[:1]), b == '\r':
+		c.Conn = pre
+		return nil
+	default:
+		return refuse(reasonNotTLS, "neither TLS nor HTTP")
+	}
+}
+
+func (c *clientConn) openTLS(pre *prefixConn) *refusal {
+	ctx, cancel := context.WithTimeout(c.run.ctx, c.p.limits.HandshakeTimeout)
+	defer cancel()
+	tc := tls.Server(pre, c.run.tls)
+	c.arr.tls = true
+	if err := tc.HandshakeContext(ctx); err != nil {
+		f := badRequest("the TLS handshake was not completed")
+		f.cause = err.Error()
+		f.asked = c.arr.sni
+		if ctx.Err() != nil || errors.As(err, new(tls.RecordHeaderError)) {
+			f.reason = reasonNotTLS
+		}
+		return f
+	}
+	c.arr.sni = tc.ConnectionState().ServerName
+	c.Conn = tc
+	return nil
+}
+
+// certificate is the GetCertificate of a run's tls.Config.
+func (r *Run) certificate(hello *tls.ClientHelloInfo) (cert *tls.Certificate, err error) {
+	defer recoverTo(&err)
+	arr := hello.Conn.(*prefixConn).arr
+	arr.sni = hello.ServerName
+	host := arr.want.host
+	if hello.ServerName != "" {
+		// A name that differs is answered inside (421), so the client must be
+		// able to finish the handshake.
+		if sni, _, err := canonicalHost(hello.ServerName); err == nil {
+			host = sni
+		}
+	}
+	return r.minter.leaf(host)
+}
+
+// feed is the listener through which connections reach the one http.Server.
+type feed struct {
+	ch   chan net.Conn
+	done chan struct{}
+	once sync.Once
+}
+
+func newFeed() *feed { return &feed{ch: make(chan net.Conn), done: make(chan struct{})} }
+
+func (f *feed) give(c net.Conn) error {
+	select {
+	case f.ch <- c:
+		return nil
+	case <-f.done:
+		return net.ErrClosed
+	}
+}
+
+func (f *feed) Accept() (net.Conn, error) {
+	select {
+	case c := <-f.ch:
+		return c, nil
+	case <-f.done:
+		return nil, net.ErrClosed
+	}
+}
+
+func (f *feed) Close() error {
+	f.once.Do(func() { close(f.done) })
+	return nil
+}
+
+func (f *feed) Addr() net.Addr { return &net.TCPAddr{} }
+
+// recoverTo turns a panic into an error, for functions that libraries call on
+// goroutines of their own.
+func recoverTo(err *error) {
+	if v := recover(); v != nil {
+		*err = &refusal{reason: reasonInternalError, detail: "internal error", cause: fmt.Sprint(v)}
+	}
+}
+
+func firstLine(b []byte) string {
+	for i, c := range b {
+		if c == '\r' || c == '\n' || i == 120 {
+			return string(b[:i])
+		}
+	}
+	return string(b)
+}
+
+var _ io.Reader = (*framer)(nil)

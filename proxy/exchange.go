@@ -1,0 +1,124 @@
+package proxy
+
+import (
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"warder/audit"
+	"warder/broker"
+	"warder/internal/identity"
+	"warder/policies"
+)
+
+// exchange is one request and its answer. It belongs to the handler's goroutine;
+// what the transport's goroutines touch is atomic or under mu.
+type exchange struct {
+	p       *Proxy
+	run     *Run
+	conn    *clientConn
+	w       *responseWriter
+	id      string // UUIDv7
+	start   time.Time
+	release func() // lets go of the run of a listener's client; nil elsewhere
+	head    head
+
+	// canonical request
+	method, proto, scheme string
+	auth                  authority
+	tgt                   target
+	upgrade               bool
+	names                 []string // header names as judged
+	queryKeys             []string
+
+	decision policies.Decision
+	would    string
+	reserved bool
+	handed   bool // the connection went to somebody else; nothing to record here
+	grant    *broker.Grant
+	refusal  *refusal
+
+	sent     atomic.Int64 // body bytes towards the upstream
+	received atomic.Int64 // body bytes towards the client
+	masked   []*atomic.Int64
+	maskedHd int64
+	attempts int
+	dst      *audit.Dst
+	status   int
+	timing   audit.Timing
+
+	mu       sync.Mutex
+	cut      *refusal // a limit was reached, or the peer failed, in mid-body
+	hijacked net.Conn
+	headSent bool // no more interim responses
+}
+
+func (p *Proxy) newExchange(c *clientConn, h head, r *http.Request) *exchange {
+	c.exchanges.Add(1)
+	return &exchange{
+		p: p, run: c.run, conn: c, id: identity.NewID(), start: time.Now(), head: h,
+		method: r.Method, proto: strings.ToLower(r.Proto), scheme: c.arr.scheme(), auth: c.arr.want,
+	}
+}
+
+// refuse notes why the request goes no further; the first reason stands.
+func (x *exchange) refuse(f *refusal) {
+	if x.refusal == nil {
+		x.refusal = f
+		x.status = f.httpStatus()
+	}
+}
+
+// interrupt notes a failure in mid-body; the first one stands.
+func (x *exchange) interrupt(f *refusal) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.cut == nil {
+		x.cut = f
+	}
+}
+
+func (x *exchange) interrupted() *refusal {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.cut
+}
+
+// end runs once per exchange, also after a panic: it completes the record and
+// makes sure that a broken answer does not look whole.
+func (x *exchange) end() {
+	v := recover()
+	abort := v == http.ErrAbortHandler
+	if v != nil && !abort {
+		x.p.panicked("exchange", v)
+		x.refusal = nil
+		x.refuse(refuse(reasonInternalError, "internal error"))
+		abort = x.w.started
+		if !abort {
+			x.w.writeResponse(x.denial(nil))
+		}
+	}
+	if x.handed {
+		return
+	}
+	if x.release != nil {
+		defer x.release()
+	}
+	if x.hijacked != nil {
+		_ = x.hijacked.Close()
+		defer x.conn.ended()
+	}
+	if f := x.interrupted(); f != nil {
+		abort = true
+		if x.refusal == nil {
+			x.refusal = f
+		}
+	}
+	x.complete()
+	if abort {
+		panic(http.ErrAbortHandler)
+	}
+}

@@ -1,0 +1,278 @@
+package proxy
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"io"
+	"net/http"
+	"net/http/httptrace"
+	"net/textproto"
+	"time"
+
+	"warder/audit"
+)
+
+// maxAttempts bounds how often a request goes to a pooled connection that turns
+// out to be closed before anything was written.
+const maxAttempts = 4
+
+// newTransport is one pool of upstream connections, every setting explicit.
+// HTTP/1.1 only; nothing of the environment; answers as they come.
+func newTransport(d *dialer, l Limits) *http.Transport {
+	protocols := new(http.Protocols)
+	protocols.SetHTTP1(true)
+	return &http.Transport{
+		Proxy:                  nil,
+		DialContext:            d.dial,
+		DialTLSContext:         d.dialTLS(tls.NewLRUClientSessionCache(256)),
+		Protocols:              protocols,
+		ForceAttemptHTTP2:      false,
+		TLSNextProto:           map[string]func(string, *tls.Conn) http.RoundTripper{},
+		DisableCompression:     true,
+		DisableKeepAlives:      false,
+		MaxIdleConns:           4096,
+		MaxIdleConnsPerHost:    1024,
+		MaxConnsPerHost:        0,
+		IdleConnTimeout:        90 * time.Second,
+		ResponseHeaderTimeout:  l.UpstreamHeaderTimeout,
+		ExpectContinueTimeout:  time.Second,
+		MaxResponseHeaderBytes: 256 << 10,
+		WriteBufferSize:        4 << 10,
+		ReadBufferSize:         4 << 10,
+	}
+}
+
+// forward sends the request once. It is sent again only while nothing of it has
+// been written: net/http's own replays are ruled out by the body (see sending).
+func (x *exchange) forward(r *http.Request) (*http.Response, error) {
+	began := time.Now()
+	defer func() { x.timing.Upstream = micros(time.Since(began)) }()
+	body := x.sending(r)
+	var conn *upstreamConn
+	reused := false
+	trace := &httptrace.ClientTrace{
+		GotConn: func(info httptrace.GotConnInfo) {
+			x.attempts++
+			conn, _ = info.Conn.(*upstreamConn)
+			reused = info.Reused
+			if conn != nil {
+				conn.wrote.Store(false)
+				x.dst = dstOf(conn)
+			}
+		},
+		Got1xxResponse: x.interim,
+	}
+	out := r.WithContext(httptrace.WithClientTrace(r.Context(), trace))
+	out.RequestURI = ""
+	keepAsIs(out.Header)
+	for {
+		conn, reused = nil, false
+		resp, err := x.run.transport(x.credential()).RoundTrip(out)
+		x.mu.Lock()
+		x.headSent = err == nil
+		x.mu.Unlock()
+		if err == nil {
+			resp.Body = &answerBody{x: x, in: resp.Body}
+			return resp, nil
+		}
+		if x.attempts >= maxAttempts || !reused || conn == nil || conn.wrote.Load() || body.touched() || r.Context().Err() != nil {
+			if x.attempts == 0 {
+				x.attempts = 1
+			}
+			return nil, err
+		}
+	}
+}
+
+func dstOf(c *upstreamConn) *audit.Dst {
+	d := &audit.Dst{TLSVersion: c.tlsVersion, CertSHA256: c.certSHA256}
+	if c.addr.IsValid() {
+		d.IP, d.Port = c.addr.Addr().String(), int(c.addr.Port())
+	}
+	return d
+}
+
+// interim passes on 1xx answers but for 100, which net/http gives when the body
+// is read. It runs on the transport's goroutine.
+func (x *exchange) interim(code int, h textproto.MIMEHeader) error {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.headSent || code == http.StatusContinue || code == http.StatusSwitchingProtocols || x.proto == "http/1.0" || x.grant != nil {
+		return nil
+	}
+	header := http.Header(h).Clone()
+	cleanResponse(header, false)
+	out := x.w.Header()
+	for k, v := range header {
+		out[k] = v
+	}
+	x.w.ResponseWriter.WriteHeader(code)
+	for k := range header {
+		delete(out, k)
+	}
+	return nil
+}
+
+// upstreamFailure turns an error of the round trip into a refusal.
+func (x *exchange) upstreamFailure(err error) *refusal {
+	if f := x.interrupted(); f != nil && err != nil {
+		return f
+	}
+	var own *refusal
+	switch {
+	case err == nil:
+		return nil
+	case errors.As(err, &own):
+		return own
+	case errors.Is(err, context.Canceled):
+		f := refuse(reasonUpstreamProtocol, "the client went away")
+		f.cause = "the client went away before the answer"
+		return f
+	case isTimeout(err) || errors.Is(err, context.DeadlineExceeded):
+		return &refusal{reason: reasonUpstreamTimeout, detail: "the upstream did not answer in time", cause: err.Error()}
+	}
+	return &refusal{reason: reasonUpstreamProtocol, detail: "the upstream's answer was not valid", cause: err.Error()}
+}
+
+// sendBody is the request's body on its way out. It is never nil and cannot be
+// rewound, so that net/http has nothing to send a second time.
+type sendBody struct {
+	x    *exchange
+	in   io.Reader
+	read chan struct{} // closed by the first Read
+	r    *http.Request // whose trailers are copied at the end
+	out  http.Header
+}
+
+func (x *exchange) sending(r *http.Request) *sendBody {
+	b := &sendBody{x: x, in: r.Body, read: make(chan struct{})}
+	r.GetBody = nil
+	if r.Body == nil || r.Body == http.NoBody {
+		b.in = nil
+		switch r.Method {
+		case http.MethodGet, http.MethodHead, http.MethodOptions:
+			// These would be replayed with a nil body. With a body of unknown
+			// length and the "identity" coding nothing is sent for it: no
+			// Content-Length, no chunks (RFC 9112 §6.3, rule 7).
+			r.Body, r.TransferEncoding = b, []string{"identity"}
+		default:
+			r.Body = http.NoBody
+		}
+		return b
+	}
+	r.Body = b
+	if len(r.Trailer) > 0 {
+		b.r = &http.Request{Trailer: r.Trailer}
+		b.out = make(http.Header, len(r.Trailer))
+		for name := range r.Trailer {
+			if !forbiddenTrailer(name) {
+				b.out[name] = nil
+			}
+		}
+		r.Trailer = b.out
+	}
+	return b
+}
+
+// forbiddenTrailer reports fields that must not come after the body because they
+// route, authenticate or frame (RFC 9110 §6.5.1).
+func forbiddenTrailer(name string) bool {
+	switch name {
+	case "Authorization", "Cookie", "Host", "Content-Encoding", "Content-Type", "Content-Range", "Expect", "Range",
+		"Cache-Control", "Max-Forwards", "Te", "Connection", "Proxy-Authorization", "Set-Cookie", "Upgrade":
+		return true
+	}
+	return false
+}
+
+func (b *sendBody) touched() bool {
+	select {
+	case <-b.read:
+		return true
+	default:
+		return false
+	}
+}
+
+// Read runs on the transport's goroutine.
+func (b *sendBody) Read(p []byte) (n int, err error) {
+	defer recoverTo(&err)
+	if b.in == nil {
+		return 0, io.EOF
+	}
+	if !b.touched() {
+		close(b.read)
+	}
+	n, err = b.in.Read(p)
+	b.x.sent.Add(int64(n))
+	if b.x.spendBytes("out", n) {
+		f := b.x.limitRefusal("bytes_out", 0, "scope")
+		f.detail = "the limit of bytes sent is used up"
+		b.x.interrupt(f)
+		return 0, f
+	}
+	if err == io.EOF && b.r != nil {
+		for name := range b.out {
+			b.out[name] = b.r.Trailer[name]
+		}
+	}
+	return n, err
+}
+
+// Close leaves the client's body alone: the server closes it.
+func (b *sendBody) Close() error { return nil }
+
+// answerBody is the answer's body on its way to the client. The pointer stays
+// the same while what it reads from is wrapped, so that goproxy keeps the
+// Content-Length.
+type answerBody struct {
+	x  *exchange
+	in io.ReadCloser
+}
+
+func (b *answerBody) Read(p []byte) (n int, err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			b.x.p.panicked("answer", v)
+			f := refuse(reasonInternalError, "internal error")
+			b.x.interrupt(f)
+			n, err = 0, f
+		}
+	}()
+	n, err = b.in.Read(p)
+	b.x.received.Add(int64(n))
+	if b.x.spendBytes("in", n) {
+		f := refuse(reasonLimitExceeded, "the limit of bytes received is used up")
+		f.rule = b.x.decision.Rule
+		b.x.interrupt(f)
+		return 0, f
+	}
+	if err != nil && err != io.EOF && b.x.hijackedConn() == nil {
+		b.x.interrupt(b.x.brokenAnswer(err))
+	}
+	return n, err
+}
+
+func (x *exchange) brokenAnswer(err error) *refusal {
+	f := &refusal{reason: reasonUpstreamProtocol, detail: "the answer broke off", cause: err.Error()}
+	if errors.Is(err, context.Canceled) {
+		f.cause = "the client or the run went away"
+	}
+	return f
+}
+
+// Write is for an upgraded connection.
+func (b *answerBody) Write(p []byte) (int, error) {
+	w, ok := b.raw().(io.Writer)
+	if !ok {
+		return 0, errors.New("proxy: not an upgraded connection")
+	}
+	n, err := w.Write(p)
+	b.x.sent.Add(int64(n))
+	return n, err
+}
+
+func (b *answerBody) raw() io.ReadCloser { return b.in }
+
+func (b *answerBody) Close() error { return b.in.Close() }

@@ -1,0 +1,318 @@
+package proxy
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"warder/policies"
+)
+
+// canonicalise pins the one authority and brings the request into the form that
+// is judged, recorded and sent.
+func (x *exchange) canonicalise(r *http.Request) *refusal {
+	tgt, pathErr := parseTarget(r.RequestURI)
+	x.tgt = tgt
+	if x.tgt.path == "" {
+		x.tgt.path, _, _ = strings.Cut(r.RequestURI, "?")
+	}
+	if f := x.pinAuthority(); f != nil {
+		return f
+	}
+	if !knownMethod(x.method) {
+		f := refuse(reasonMethodNotAllowed, "the method is not known, or not possible here")
+		f.hint = "methods are case-sensitive; CONNECT and TRACE are not forwarded"
+		return f
+	}
+	if pathErr != nil {
+		return badRequest("%v", pathErr)
+	}
+	x.upgrade = x.head.upgrade && x.method == http.MethodGet
+	removeHopByHop(r.Header, x.upgrade)
+	removeMethodOverrides(r.Header)
+	x.names = headerNames(r.Header)
+	r.Host = x.auth.field(x.scheme)
+	r.URL = &url.URL{
+		Scheme: x.scheme, Host: net.JoinHostPort(x.auth.host, strconv.Itoa(x.auth.port)), Opaque: x.tgt.path,
+		RawQuery: x.tgt.query, ForceQuery: x.tgt.hasQuery,
+	}
+	return nil
+}
+
+// pinAuthority makes destination, SNI, URL and Host field one name.
+func (x *exchange) pinAuthority() *refusal {
+	arr := x.conn.arr
+	named, f := x.namedAuthorities()
+	if f != nil {
+		return f
+	}
+	if arr.proxying {
+		if x.tgt.scheme == "" {
+			f := badRequest("a proxy needs the whole URL in the request line")
+			f.hint = "use http://HOST/PATH, or CONNECT for https"
+			return f
+		}
+		x.auth = named[0]
+	} else {
+		x.auth = arr.want
+		x.auth.stated = false
+	}
+	for _, a := range named {
+		if a.host != x.auth.host || a.port != x.auth.port {
+			return mismatch(x.auth, net.JoinHostPort(a.host, strconv.Itoa(a.port)))
+		}
+		x.auth.stated = x.auth.stated || a.stated
+	}
+	if arr.sni != "" {
+		if sni, _, err := canonicalHost(arr.sni); err != nil || sni != x.auth.host {
+			return mismatch(x.auth, arr.sni)
+		}
+	}
+	return nil
+}
+
+// namedAuthorities are those of the URL, if it is in absolute form, and of the
+// Host field, if there is one.
+func (x *exchange) namedAuthorities() ([]authority, *refusal) {
+	var named []authority
+	if x.tgt.scheme != "" {
+		if x.tgt.scheme != x.scheme {
+			return nil, badRequest("the URL has another scheme than the connection")
+		}
+		a, err := parseAuthority(x.tgt.authority, defaultPort(x.scheme))
+		if err != nil {
+			return nil, badRequest("%v", err)
+		}
+		named = append(named, a)
+	}
+	if x.head.hosts > 0 {
+		a, err := parseAuthority(x.head.host, defaultPort(x.scheme))
+		if err != nil {
+			return nil, badRequest("Host field: %v", err)
+		}
+		named = append(named, a)
+	}
+	return named, nil
+}
+
+func mismatch(want authority, asked string) *refusal {
+	f := refuse(reasonAuthorityMismatch, fmt.Sprintf("the connection is for %s port %d and the request names another", want.host, want.port))
+	f.asked = asked
+	f.hint = "open a connection for each host"
+	return f
+}
+
+// decide asks the policy.
+func (x *exchange) decide(r *http.Request) *refusal {
+	engine := x.p.policy()
+	if engine == nil {
+		return refuse(reasonPolicyError, "no policy is in force")
+	}
+	query := parseQuery(x.tgt.query)
+	x.queryKeys = sortedKeys(query)
+	in := &policies.Input{
+		Stage: policies.StageRequest,
+		Request: policies.Request{
+			ID: x.id, Method: x.method, Scheme: x.scheme, Host: x.auth.host, Port: x.auth.port,
+			Path: x.tgt.path, Segments: x.tgt.segments, Query: query, Headers: lowerHeaders(r.Header, r.Host),
+			Protocol: x.proto, ContentType: r.Header.Get("Content-Type"), ContentLength: r.ContentLength,
+		},
+		Destination: policies.Destination{Transparent: x.conn.arr.transparent, Literal: x.auth.literal, SNI: x.conn.arr.sni},
+		Credentials: x.run.offered,
+		TimeNS:      x.p.clock().UnixNano(),
+	}
+	if x.run.id != nil {
+		in.Run = *x.run.id
+	}
+	if engine.Needs().Body {
+		if f := x.readAhead(r, &in.Request); f != nil {
+			return f
+		}
+	}
+	began := time.Now()
+	x.decision = engine.Decide(r.Context(), in)
+	x.timing.Decide = micros(time.Since(began))
+	return x.obey(x.decision)
+}
+
+func (x *exchange) obey(d policies.Decision) *refusal {
+	switch {
+	case d.Verdict == policies.Allow:
+	case d.MonitorPasses():
+		x.would = "deny"
+	case d.Verdict == policies.Ask:
+		return x.policyRefusal(reasonApprovalPending, d)
+	default:
+		return x.policyRefusal(d.Reason, d)
+	}
+	if x.tgt.encodedSlash && !(d.Verdict == policies.Allow && d.EncodedSlash) {
+		f := badRequest("encoded slash (%%2F) in the path")
+		f.rule, f.hint = d.Rule, "a rule can allow it with encoded_slash"
+		return f
+	}
+	name := x.credential()
+	if name == "" {
+		return nil
+	}
+	f := refuse(reasonClearTextCredential, "the rule names a credential and the request is in clear text")
+	f.rule, f.hint = d.Rule, "use https"
+	if x.scheme == "https" {
+		if slices.Contains(x.run.offered, name) {
+			return nil
+		}
+		f = refuse(reasonCredentialBinding, "the credential is not offered to this run")
+		f.rule = d.Rule
+	}
+	return f
+}
+
+// credential names what the exchange carries: nothing unless explicitly allowed.
+func (x *exchange) credential() string {
+	if x.decision.Verdict != policies.Allow {
+		return ""
+	}
+	return x.decision.Credential
+}
+
+func (x *exchange) policyRefusal(code string, d policies.Decision) *refusal {
+	if reasonByCode(code).code != code {
+		code = reasonPolicyError // an answer that we do not know denies too
+	}
+	f := refuse(code, d.Message)
+	f.rule, f.hint, f.cause = d.Rule, d.Hint, d.Detail
+	if f.detail == "" {
+		f.detail = reasonByCode(code).meaning
+		if code == reasonNoRule {
+			f.detail = fmt.Sprintf("no rule allows %s %s%s", x.method, x.auth.field(x.scheme), clip(x.tgt.path, 512))
+		}
+	}
+	return f
+}
+
+// readAhead reads what the policy may look at and puts it back in front of the
+// body. The upstream gets the same bytes.
+func (x *exchange) readAhead(r *http.Request, in *policies.Request) *refusal {
+	in.BodyRead = true
+	if r.Body == nil || r.Body == http.NoBody {
+		return nil
+	}
+	ctl := http.NewResponseController(x.w.ResponseWriter)
+	_ = ctl.SetReadDeadline(time.Now().Add(x.p.limits.HeaderTimeout))
+	most := x.p.limits.BodyCap
+	got, err := io.ReadAll(io.LimitReader(r.Body, most+1))
+	_ = ctl.SetReadDeadline(time.Time{})
+	if err != nil {
+		f := badRequest("the body could not be read")
+		f.cause = err.Error()
+		return f
+	}
+	r.Body = &aheadBody{Reader: io.MultiReader(bytes.NewReader(got), r.Body), Closer: r.Body}
+	in.Body = got
+	if int64(len(got)) > most {
+		in.Body, in.BodyTruncated = got[:most], true
+	}
+	return nil
+}
+
+type aheadBody struct {
+	io.Reader
+	io.Closer
+}
+
+// lowerHeaders is the header section as the policy sees it.
+func lowerHeaders(h http.Header, host string) map[string][]string {
+	out := make(map[string][]string, len(h)+1)
+	for k, v := range h {
+		out[strings.ToLower(k)] = v
+	}
+	out["host"] = []string{host}
+	return out
+}
+
+// withinLimits counts the request against every limit that the decision names.
+// Limits with the same scope share one count, whichever rule names them, so a
+// limit is never exceeded; requests that name no limit are not counted.
+func (x *exchange) withinLimits(*http.Request) *refusal {
+	if x.decision.Verdict != policies.Allow || len(x.decision.Limits) == 0 {
+		return nil
+	}
+	r := x.run
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, l := range x.decision.Limits {
+		scope := x.limitScope(l.Per)
+		switch {
+		case l.Cost > 0:
+			f := refuse(reasonPolicyError, "the rule sets a limit that is not known here")
+			f.rule, f.cause = x.decision.Rule, "limits by cost are not supported"
+			return f
+		case l.Requests > 0 && r.used["requests "+scope] >= l.Requests:
+			return x.limitRefusal("requests", l.Requests, l.Per)
+		case l.BytesOut > 0 && r.used["out "+scope] >= l.BytesOut:
+			return x.limitRefusal("bytes_out", l.BytesOut, l.Per)
+		case l.BytesIn > 0 && r.used["in "+scope] >= l.BytesIn:
+			return x.limitRefusal("bytes_in", l.BytesIn, l.Per)
+		}
+	}
+	counted := make(map[string]bool, len(x.decision.Limits))
+	for _, l := range x.decision.Limits {
+		if scope := x.limitScope(l.Per); l.Requests > 0 && !counted[scope] {
+			counted[scope] = true
+			r.used["requests "+scope]++
+		}
+	}
+	return nil
+}
+
+// spendBytes counts body bytes ("out" or "in") and reports whether a limit is
+// now exceeded.
+func (x *exchange) spendBytes(direction string, n int) bool {
+	if x.decision.Verdict != policies.Allow || n == 0 {
+		return false
+	}
+	over := false
+	r := x.run
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	counted := make(map[string]bool, len(x.decision.Limits))
+	for _, l := range x.decision.Limits {
+		most := l.BytesOut
+		if direction == "in" {
+			most = l.BytesIn
+		}
+		if most <= 0 {
+			continue
+		}
+		key := direction + " " + x.limitScope(l.Per)
+		if !counted[key] {
+			counted[key] = true
+			r.used[key] += int64(n)
+		}
+		over = over || r.used[key] > most
+	}
+	return over
+}
+
+func (x *exchange) limitScope(per string) string {
+	switch per {
+	case "host":
+		return "host " + x.auth.host
+	case "credential":
+		return "credential " + x.decision.Credential
+	default: // "run", or a key of the author's
+		return "key " + per
+	}
+}
+
+func (x *exchange) limitRefusal(what string, most int64, per string) *refusal {
+	f := refuse(reasonLimitExceeded, fmt.Sprintf("the limit of %d %s per %s is used up", most, what, per))
+	f.rule = x.decision.Rule
+	return f
+}

@@ -1,0 +1,278 @@
+package proxy
+
+import (
+	"context"
+	"crypto/sha256"
+	"crypto/subtle"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"time"
+)
+
+// lobby knows the callers of one listener: each client is one run from its first
+// use until it has had no open connection for a while.
+type lobby struct {
+	p    *Proxy
+	o    ListenOptions
+	ctx  context.Context
+	home *Run // holds connections until their caller is known; may call nothing
+
+	mu   sync.Mutex
+	runs map[string]*guest
+}
+
+type guest struct {
+	ready chan struct{} // closed when run or err is set
+	run   *Run
+	err   error
+	since time.Time // of the last use
+}
+
+// ServeListener serves an explicit proxy on ln until ctx ends or ln fails, then
+// ends the runs that it began. Without clients ln must be on a loopback address.
+func (p *Proxy) ServeListener(ctx context.Context, ln net.Listener, o ListenOptions) error {
+	if o.Open == nil || o.Close == nil {
+		return errors.New("proxy: listen: no way to begin or end a run")
+	}
+	if len(o.Clients) == 0 && !onLoopback(ln.Addr()) {
+		return fmt.Errorf("proxy: listen: %s: without clients only a loopback address is served; hint: set proxy.clients", ln.Addr())
+	}
+	if o.IdleEnd <= 0 {
+		o.IdleEnd = 10 * time.Minute
+	}
+	home, err := p.newRun(nil, RunOptions{})
+	if err != nil {
+		return err
+	}
+	l := &lobby{p: p, o: o, ctx: ctx, home: home, runs: make(map[string]*guest)}
+	home.lobby = l
+	stop := context.AfterFunc(ctx, func() { _ = ln.Close() })
+	defer stop()
+	var sweeper sync.WaitGroup
+	sweepCtx, cancel := context.WithCancel(ctx)
+	sweeper.Go(func() { l.sweepUntil(sweepCtx) })
+	err = l.accept(ln)
+	cancel()
+	sweeper.Wait()
+	end, done := context.WithTimeout(context.WithoutCancel(ctx), 30*time.Second)
+	defer done()
+	closeErr := home.Close(end)
+	l.endAll(end)
+	if ctx.Err() != nil {
+		return closeErr
+	}
+	return errors.Join(err, closeErr)
+}
+
+func onLoopback(a net.Addr) bool {
+	t, ok := a.(*net.TCPAddr)
+	return ok && t.IP.IsLoopback()
+}
+
+// accept survives a lack of descriptors by waiting (EMFILE, ENFILE).
+func (l *lobby) accept(ln net.Listener) error {
+	wait := 5 * time.Millisecond
+	for {
+		c, err := ln.Accept()
+		switch {
+		case err == nil:
+			wait = 5 * time.Millisecond
+			l.home.accept(c, arrival{proxying: true})
+		case errors.Is(err, net.ErrClosed) || l.ctx.Err() != nil:
+			return nil
+		case isTemporary(err):
+			l.p.log.Warn("proxy: accept", "error", err, "retry", wait)
+			select {
+			case <-time.After(wait):
+			case <-l.ctx.Done():
+			}
+			wait = min(2*wait, time.Second)
+		default:
+			return fmt.Errorf("proxy: accept: %w", err)
+		}
+	}
+}
+
+func isTemporary(err error) bool {
+	var t interface{ Temporary() bool }
+	return errors.As(err, &t) && t.Temporary()
+}
+
+// identify finds the run that a request belongs to: the stack it came through,
+// or the token that the caller of a listener shows.
+func (x *exchange) identify(r *http.Request) *refusal {
+	l := x.run.lobby
+	if l == nil {
+		return nil
+	}
+	name, ok := l.authenticate(r.Header.Get("Proxy-Authorization"))
+	if !ok {
+		return refuse(reasonUnauthenticated, "the proxy does not know this client")
+	}
+	for range 2 { // the run may end for idleness between the two steps
+		run, err := l.enter(r.Context(), name)
+		if err != nil {
+			f := refuse(reasonInternalError, "the client's run could not begin")
+			f.cause = err.Error()
+			return f
+		}
+		f := run.track(x.conn)
+		if f == nil {
+			x.run = run
+			x.release = func() { run.untrack(x.conn) }
+			return nil
+		}
+		if !run.ended() {
+			return f
+		}
+		l.forget(name, run)
+	}
+	return refuse(reasonTooMany, "the client's run has just ended")
+}
+
+// authenticate takes "Bearer TOKEN", or Basic with the token as its password.
+// Every client is compared in constant time.
+func (l *lobby) authenticate(field string) (name string, ok bool) {
+	if len(l.o.Clients) == 0 {
+		return "", true
+	}
+	token := ""
+	scheme, rest, _ := strings.Cut(field, " ")
+	switch strings.ToLower(scheme) {
+	case "bearer":
+		token = strings.TrimSpace(rest)
+	case "basic":
+		if pair, err := base64.StdEncoding.DecodeString(strings.TrimSpace(rest)); err == nil {
+			_, token, _ = strings.Cut(string(pair), ":")
+		}
+	}
+	sum := sha256.Sum256([]byte(token))
+	for _, c := range l.o.Clients {
+		if subtle.ConstantTimeCompare(sum[:], c.Token[:]) == 1 && token != "" {
+			name, ok = c.Name, true
+		}
+	}
+	return name, ok
+}
+
+// enter gives the run of a client, beginning it at first use. Concurrent first
+// uses begin one.
+func (l *lobby) enter(ctx context.Context, name string) (*Run, error) {
+	l.mu.Lock()
+	g := l.runs[name]
+	mine := g == nil
+	if mine {
+		g = &guest{ready: make(chan struct{})}
+		l.runs[name] = g
+	}
+	g.since = time.Now()
+	l.mu.Unlock()
+	if mine {
+		g.run, g.err = l.o.Open(context.WithoutCancel(ctx), name)
+		if g.err == nil && g.run == nil {
+			g.err = errors.New("proxy: no run")
+		}
+		if g.err != nil {
+			l.mu.Lock()
+			delete(l.runs, name)
+			l.mu.Unlock()
+		}
+		close(g.ready)
+	}
+	select {
+	case <-g.ready:
+		return g.run, g.err
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+func (l *lobby) sweepUntil(ctx context.Context) {
+	tick := time.NewTicker(max(l.o.IdleEnd/4, time.Millisecond))
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			l.endIdle(ctx)
+		}
+	}
+}
+
+// endIdle ends the runs without an open connection that were not used lately.
+func (l *lobby) endIdle(ctx context.Context) {
+	var idle []string
+	l.mu.Lock()
+	for name, g := range l.runs {
+		select {
+		case <-g.ready:
+		default:
+			continue
+		}
+		if time.Since(g.since) > l.o.IdleEnd && g.run.idle() {
+			idle = append(idle, name)
+		}
+	}
+	l.mu.Unlock()
+	for _, name := range idle {
+		l.end(ctx, name)
+	}
+}
+
+func (l *lobby) end(ctx context.Context, name string) {
+	l.mu.Lock()
+	g := l.runs[name]
+	delete(l.runs, name)
+	l.mu.Unlock()
+	if g == nil {
+		return
+	}
+	<-g.ready
+	if g.run == nil {
+		return
+	}
+	if err := g.run.Close(ctx); err != nil {
+		l.p.log.Error("proxy: end of a client's run", "client", name, "error", err)
+	}
+	l.o.Close(context.WithoutCancel(ctx), name, g.run)
+}
+
+// forget drops a run that has ended by itself, so that the next use begins one.
+func (l *lobby) forget(name string, run *Run) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if g := l.runs[name]; g != nil && g.run == run {
+		delete(l.runs, name)
+	}
+}
+
+func (l *lobby) endAll(ctx context.Context) {
+	l.mu.Lock()
+	names := make([]string, 0, len(l.runs))
+	for name := range l.runs {
+		names = append(names, name)
+	}
+	l.mu.Unlock()
+	for _, name := range names {
+		l.end(ctx, name)
+	}
+}
+
+// idle reports that no connection or exchange is open.
+func (r *Run) idle() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return len(r.conns) == 0
+}
+
+func (r *Run) ended() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.closed
+}

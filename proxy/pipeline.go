@@ -1,0 +1,95 @@
+package proxy
+
+import (
+	"context"
+	"net/http"
+
+	"github.com/elazarl/goproxy"
+)
+
+// This file is the order of the pipeline; each step is in a file of its own.
+//
+//	identify run → canonicalise        serveHTTP
+//	→ decide → reserve record          onRequest
+//	→ grant → inject                   onRequest
+//	→ guarded dial → forward           exchange.RoundTrip
+//	→ scrub                            onResponse
+//	→ complete record                  exchange.end
+
+// serveHTTP is the handler of every request, however it arrived.
+func (p *Proxy) serveHTTP(rw http.ResponseWriter, r *http.Request) {
+	c := r.Context().Value(connKey{}).(*clientConn)
+	c.busy.Store(true)
+	x := p.newExchange(c, c.fr.takeHead(), r)
+	w := &responseWriter{ResponseWriter: rw, x: x}
+	x.w = w
+	defer x.end()
+
+	f := x.identify(r)
+	if f == nil && c.arr.proxying && r.Method == http.MethodConnect {
+		f = x.connect(r)
+		if f == nil {
+			return
+		}
+	}
+	if f == nil {
+		f = x.canonicalise(r)
+	}
+	if f != nil {
+		x.refuse(f)
+		w.writeResponse(x.denial(r))
+		return
+	}
+	if x.auth.host == reservedHost {
+		x.serveReserved(r)
+		return
+	}
+	p.forward.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), exchangeKey{}, x)))
+}
+
+type exchangeKey struct{}
+
+// onRequest is what happens before anything leaves. A response ends it.
+func (p *Proxy) onRequest(r *http.Request, ctx *goproxy.ProxyCtx) (*http.Request, *http.Response) {
+	x := r.Context().Value(exchangeKey{}).(*exchange)
+	ctx.RoundTripper = x
+	for _, step := range []func(*http.Request) *refusal{
+		x.decide,
+		x.withinLimits,
+		x.reserve,
+		x.grantCredential,
+		x.inject,
+	} {
+		if f := step(r); f != nil {
+			x.refuse(f)
+			return r, x.denial(r)
+		}
+	}
+	return r, nil
+}
+
+// RoundTrip dials through the guard and forwards, streaming.
+func (x *exchange) RoundTrip(r *http.Request, _ *goproxy.ProxyCtx) (*http.Response, error) {
+	return x.forward(r)
+}
+
+// onResponse is what happens before anything of an answer reaches the client.
+func (p *Proxy) onResponse(resp *http.Response, ctx *goproxy.ProxyCtx) *http.Response {
+	x := ctx.Req.Context().Value(exchangeKey{}).(*exchange)
+	if x.refusal != nil {
+		return resp
+	}
+	f := x.upstreamFailure(ctx.Error)
+	if f == nil {
+		f = x.acceptable(resp)
+	}
+	if f == nil {
+		f = x.scrub(resp)
+	}
+	if f != nil {
+		x.refuse(f)
+		return x.denial(ctx.Req)
+	}
+	x.status = resp.StatusCode
+	return resp
+}

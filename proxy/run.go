@@ -1,0 +1,247 @@
+package proxy
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/netip"
+	"slices"
+	"sync"
+
+	"warder/audit"
+	"warder/broker"
+	"warder/internal/identity"
+)
+
+// Granter gives credentials to one run. *broker.Session implements it.
+type Granter interface {
+	Grant(ctx context.Context, credential string, t broker.Target) (*broker.Grant, error)
+}
+
+// Run is one run's side of the proxy: its CA, its upstream pools, its limits.
+// It is safe for concurrent use.
+type Run struct {
+	p       *Proxy
+	id      *identity.Run // nil: callers that are not identified yet
+	offered []string
+	granter Granter
+	ca      *CA
+	minter  *minter
+	tls     *tls.Config // one for all its connections, so that sessions resume
+	dialer  *dialer
+	lobby   *lobby // set: callers are not identified yet
+
+	ctx    context.Context
+	cancel context.CancelFunc
+	wg     sync.WaitGroup // one per connection
+
+	mu         sync.Mutex
+	closed     bool
+	conns      map[net.Conn]struct{}
+	transports map[string]*http.Transport // by credential, "" without
+	overrides  map[string]bool            // recorded
+	denials    []Denial
+	used       map[string]int64 // by limit scope
+	last       *audit.Future    // of the latest completed record
+}
+
+// NewRun opens a run. Close must be called.
+func (p *Proxy) NewRun(o RunOptions) (*Run, error) {
+	if o.Run.ID == "" {
+		return nil, errors.New("proxy: run: no id")
+	}
+	id := o.Run
+	return p.newRun(&id, o)
+}
+
+func (p *Proxy) newRun(id *identity.Run, o RunOptions) (*Run, error) {
+	ca := o.CA
+	if ca == nil {
+		var err error
+		if ca, err = NewCA(); err != nil {
+			return nil, err
+		}
+	}
+	r := &Run{
+		p: p, id: id, offered: slices.Clone(o.Offered), granter: o.Granter,
+		ca: ca, minter: newMinter(ca, p.leafKey, p.clock),
+		conns:      make(map[net.Conn]struct{}),
+		transports: make(map[string]*http.Transport),
+		overrides:  make(map[string]bool),
+		used:       make(map[string]int64),
+	}
+	r.ctx, r.cancel = context.WithCancel(context.Background())
+	r.tls = &tls.Config{
+		MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1"},
+		GetCertificate: r.certificate, Time: p.clock,
+	}
+	d := *p.dialer
+	d.used = r.noteOverride
+	r.dialer = &d
+	if err := p.addRun(r); err != nil {
+		return nil, err
+	}
+	return r, nil
+}
+
+// CACertPEM is the certificate that the run's clients must trust.
+func (r *Run) CACertPEM() []byte { return r.ca.CertPEM() }
+
+func (r *Run) identity() string {
+	if r.id == nil {
+		return ""
+	}
+	return r.id.ID
+}
+
+// ServeConn takes a transparent connection and returns at once.
+func (r *Run) ServeConn(c net.Conn, d Destination) {
+	arr := arrival{transparent: true}
+	arr.want = destination(d)
+	r.accept(c, arr)
+}
+
+// ServeExplicit takes a connection on which the client speaks to a proxy
+// (CONNECT, absolute-form) and returns at once.
+func (r *Run) ServeExplicit(c net.Conn) { r.accept(c, arrival{proxying: true}) }
+
+// Refuse records a connection that was not accepted at all.
+func (r *Run) Refuse(d Destination, reason string) {
+	c := &clientConn{p: r.p, run: r, arr: arrival{transparent: true, want: destination(d)}}
+	f := refuse(reason, reasonByCode(reason).meaning)
+	c.recordRefused(identity.NewID(), f)
+}
+
+func destination(d Destination) authority {
+	a := authority{host: d.Name, port: int(d.Addr.Port()), stated: true}
+	if d.Name == "" {
+		a.host, a.literal = d.Addr.Addr().Unmap().WithZone("").String(), true
+	} else if host, literal, err := canonicalHost(d.Name); err == nil {
+		a.host, a.literal = host, literal
+	}
+	return a
+}
+
+func (r *Run) accept(raw net.Conn, arr arrival) {
+	if f := r.track(raw); f != nil {
+		c := &clientConn{p: r.p, run: r, arr: arr}
+		c.recordRefused(identity.NewID(), f)
+		_ = raw.Close()
+		return
+	}
+	go r.p.serve(r, raw, arr, func() { r.untrack(raw) })
+}
+
+// track counts a connection in; the caller owes one untrack.
+func (r *Run) track(raw net.Conn) *refusal {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed {
+		return refuse(reasonTooMany, "the run has ended")
+	}
+	if len(r.conns) >= r.p.limits.MaxConnsPerRun {
+		return refuse(reasonTooMany, "too many open connections")
+	}
+	r.conns[raw] = struct{}{}
+	r.wg.Add(1)
+	return nil
+}
+
+func (r *Run) untrack(raw net.Conn) {
+	r.mu.Lock()
+	delete(r.conns, raw)
+	r.mu.Unlock()
+	r.wg.Done()
+}
+
+// Close stops accepting, cuts what is open and waits until every exchange has
+// its completed record on disk, or ctx ends.
+func (r *Run) Close(ctx context.Context) error {
+	r.mu.Lock()
+	r.closed = true
+	for c := range r.conns {
+		_ = c.Close()
+	}
+	r.mu.Unlock()
+	r.cancel()
+	done := make(chan struct{})
+	go func() {
+		r.wg.Wait()
+		close(done)
+	}()
+	select {
+	case <-done:
+	case <-ctx.Done():
+		return fmt.Errorf("proxy: close run %s: %w", r.identity(), ctx.Err())
+	}
+	r.p.dropRun(r)
+	r.mu.Lock()
+	last := r.last
+	for _, t := range r.transports {
+		t.CloseIdleConnections()
+	}
+	r.mu.Unlock()
+	if last != nil {
+		if err := last.Wait(ctx); err != nil {
+			return fmt.Errorf("proxy: close run %s: records: %w", r.identity(), err)
+		}
+	}
+	return nil
+}
+
+// Denials lists the refused requests, oldest first, at most Limits.MaxDenials.
+func (r *Run) Denials() []Denial {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Clone(r.denials)
+}
+
+func (r *Run) deny(d Denial) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if len(r.denials) >= r.p.limits.MaxDenials {
+		r.denials = append(r.denials[:0], r.denials[1:]...)
+	}
+	r.denials = append(r.denials, d)
+}
+
+func (r *Run) keepFuture(f *audit.Future) {
+	r.mu.Lock()
+	r.last = f
+	r.mu.Unlock()
+}
+
+// noteOverride records, once per run and name, that upstream.hosts was used.
+func (r *Run) noteOverride(ctx context.Context, name string, o override) {
+	value := name + "=" + o.addr.String()
+	if o.port != 0 {
+		value = name + "=" + netip.AddrPortFrom(o.addr, o.port).String()
+	}
+	r.mu.Lock()
+	seen := r.overrides[name]
+	r.overrides[name] = true
+	r.mu.Unlock()
+	if seen {
+		return
+	}
+	r.keepFuture(r.p.audit.Append(context.WithoutCancel(ctx), &audit.Record{
+		Event: audit.EventOverride, Run: r.id,
+		Override: &audit.Override{Setting: "proxy.upstream.hosts", Value: value},
+	}))
+}
+
+// transport is the pool of one credential ("" without): connections are never
+// shared between runs or credentials.
+func (r *Run) transport(credential string) *http.Transport {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	t := r.transports[credential]
+	if t == nil {
+		t = newTransport(r.dialer, r.p.limits)
+		r.transports[credential] = t
+	}
+	return t
+}
