@@ -336,14 +336,15 @@ func linkArgs(fd int) *boot.CreateLinksAndRoutesArgs {
 }
 
 // execCode tells, from the sentry's answer (errors lose their type on the way),
-// whether the task was not found (127) or not executable (126); 0 otherwise.
+// whether the task was not found (127) or not executable (126); 0 when the
+// failure has nothing to do with the command.
 func execCode(err error) int {
 	s := err.Error()
-	switch {
-	case strings.Contains(s, "no such file or directory"), strings.Contains(s, "executable file not found"), strings.Contains(s, "not a directory"):
-		return 127
-	case strings.Contains(s, "permission denied"), strings.Contains(s, "exec format error"), strings.Contains(s, "is a directory"), strings.Contains(s, "invalid argument"):
-		return 126
+	if !strings.Contains(s, "failed to load") && !strings.Contains(s, "error finding executable") {
+		return 0
 	}
-	return 0
+	if strings.Contains(s, "no such file or directory") || strings.Contains(s, "not a directory") {
+		return ExitNotFound
+	}
+	return ExitNotExecutable
 }

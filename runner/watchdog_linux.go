@@ -1,23 +1,25 @@
 package runner
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // watchdogInterval is how often memory is looked at where no cgroup bounds it.
 // What a task can take in between is bounded by the host alone.
-const watchdogInterval = 100 * time.Millisecond
+const watchdogInterval = 50 * time.Millisecond
 
-// watchMemory ends the run when the sentry and the task's memory, which the
-// sentry holds, pass the limit.
+// watchMemory ends the run when the task's memory passes the limit, or when the
+// sentry's own does on top of it.
 func (u *run) watchMemory(pid int, stop <-chan struct{}) {
 	tick := time.NewTicker(watchdogInterval)
 	defer tick.Stop()
-	limit := u.limits.Memory + memoryOverhead
 	for {
 		select {
 		case <-stop:
@@ -25,7 +27,8 @@ func (u *run) watchMemory(pid int, stop <-chan struct{}) {
 		case <-u.exited:
 			return
 		case <-tick.C:
-			if treeMemory("/proc", pid) > limit {
+			task, own := sentryMemory("/proc", pid)
+			if task > u.limits.Memory || task+own > u.limits.Memory+memoryOverhead {
 				u.kill(CauseOOM)
 				return
 			}
@@ -33,43 +36,38 @@ func (u *run) watchMemory(pid int, stop <-chan struct{}) {
 	}
 }
 
-// treeMemory is the memory of the sentry in bytes: its own pages, and the pages
-// of the task, which are shared memory of sentry and stub processes. The largest
-// shared part of any process counts, so that none is counted twice.
-func treeMemory(procfs string, pid int) int64 {
-	anon, shared := procMemory(procfs, pid)
-	kids, err := os.ReadFile(filepath.Join(procfs, strconv.Itoa(pid), "task", strconv.Itoa(pid), "children"))
-	if err == nil {
-		for _, k := range strings.Fields(string(kids)) {
-			if kid, err := strconv.Atoi(k); err == nil {
-				_, s := procMemory(procfs, kid)
-				shared = max(shared, s)
-			}
+// sentryMemory returns, in bytes, the memory of the task, which the sentry holds
+// in memory files (memfd_create(2)) with as many blocks as were touched, and the
+// sentry's own anonymous memory.
+func sentryMemory(procfs string, pid int) (task, own int64) {
+	dir := filepath.Join(procfs, strconv.Itoa(pid), "fd")
+	fds, err := os.ReadDir(dir)
+	if err != nil {
+		return 0, 0 // it is just ending
+	}
+	for _, fd := range fds {
+		p := filepath.Join(dir, fd.Name())
+		if target, err := os.Readlink(p); err != nil || !strings.HasPrefix(target, "/memfd:") {
+			continue
+		}
+		var st unix.Stat_t
+		if unix.Stat(p, &st) == nil {
+			task += st.Blocks * 512 // stat(2): always 512-byte units
 		}
 	}
-	return anon + shared
+	return task, rssAnon(filepath.Join(procfs, strconv.Itoa(pid), "status"))
 }
 
-func procMemory(procfs string, pid int) (anon, shared int64) {
-	b, err := os.ReadFile(filepath.Join(procfs, strconv.Itoa(pid), "status"))
+func rssAnon(file string) int64 {
+	b, err := os.ReadFile(file)
 	if err != nil {
-		return 0, 0
+		return 0
 	}
+	var kb int64
 	for _, line := range strings.Split(string(b), "\n") {
-		f := strings.Fields(line)
-		if len(f) != 3 {
-			continue
-		}
-		kb, err := strconv.ParseInt(f[1], 10, 64)
-		if err != nil {
-			continue
-		}
-		switch f[0] {
-		case "RssAnon:":
-			anon = kb << 10
-		case "RssShmem:":
-			shared = kb << 10
+		if n, _ := fmt.Sscanf(line, "RssAnon: %d kB", &kb); n == 1 {
+			return kb << 10
 		}
 	}
-	return anon, shared
+	return 0
 }

@@ -1,0 +1,166 @@
+package runner
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+const sigZero = syscall.Signal(0)
+
+func fakeProc(t *testing.T, mountinfo, cgroup string) string {
+	t.Helper()
+	dir := t.TempDir()
+	write(t, filepath.Join(dir, "self/mountinfo"), mountinfo, 0o600)
+	write(t, filepath.Join(dir, "self/cgroup"), cgroup, 0o600)
+	return dir
+}
+
+func TestFindCgroupsV1UsesTheCallersOwnGroup(t *testing.T) {
+	mem := t.TempDir()
+	if err := os.MkdirAll(filepath.Join(mem, "slice/me"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	h := findCgroups(fakeProc(t,
+		"30 20 0:20 / "+mem+" rw - cgroup cgroup rw,memory\n31 20 0:21 / /nonexistent/cpu rw - cgroup cgroup rw,cpu,cpuacct\n",
+		"4:memory:/slice/me\n1:cpu,cpuacct:/slice/me\n"))
+	if h == nil || h.v2 || h.base["memory"] != filepath.Join(mem, "slice/me") || h.base["cpu"] != "/nonexistent/cpu" {
+		t.Errorf("%+v", h)
+	}
+}
+
+func TestFindCgroupsV2(t *testing.T) {
+	h := findCgroups(fakeProc(t, "30 20 0:20 / /sys/fs/cgroup rw - cgroup2 cgroup rw\n", "0::/user.slice\n"))
+	if h == nil || !h.v2 || h.base[""] != "/sys/fs/cgroup" {
+		t.Errorf("%+v", h)
+	}
+	if h := findCgroups(fakeProc(t, "30 20 0:20 / / rw - ext4 /dev/x rw\n", "")); h != nil {
+		t.Errorf("a host without cgroups: %+v", h)
+	}
+}
+
+// TestCgroupV2Files drives the v2 code against plain files: this shows what is
+// written where, not that a kernel accepts it.
+func TestCgroupV2Files(t *testing.T) {
+	root := t.TempDir()
+	h := &cgroupHost{v2: true, base: map[string]string{"": root}}
+	c, err := h.create("r-x", Limits{CPUs: 0.5, Memory: 100 << 20})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !slices.Equal(c.held, []string{"memory", "cpus"}) {
+		t.Errorf("held %v", c.held)
+	}
+	for f, want := range map[string]string{"memory.max": "171966464", "memory.swap.max": "0", "cpu.max": "50000 100000"} {
+		if b, err := os.ReadFile(filepath.Join(c.dirs[""], f)); err != nil || string(b) != want {
+			t.Errorf("%s: %q %v, want %q", f, b, err, want)
+		}
+	}
+	if c.oomKilled() {
+		t.Error("an OOM kill without memory.events")
+	}
+	write(t, filepath.Join(c.dirs[""], "memory.events"), "low 0\noom 1\noom_kill 1\n", 0o600)
+	if !c.oomKilled() {
+		t.Error("the OOM kill of memory.events was not seen")
+	}
+}
+
+func TestLimitsThatCannotBeEnforced(t *testing.T) { // F125
+	l, err := Limits{}.withDefaults()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if l.CPUs != DefaultCPUs || l.Memory != DefaultMemory || l.PIDs != DefaultPIDs || l.Disk != DefaultDisk || l.Timeout != DefaultTimeout {
+		t.Errorf("defaults: %+v", l)
+	}
+	if err := l.refuse([]string{"cpus"}); err != nil {
+		t.Errorf("best effort: %v", err)
+	}
+	l.Asked = map[string]bool{"cpus": true}
+	if err := l.refuse([]string{"cpus"}); err == nil || !strings.Contains(err.Error(), "--cpus") {
+		t.Errorf("by flag: %v", err)
+	}
+	l.Asked, l.Strict = nil, true
+	if err := l.refuse([]string{"cpus"}); err == nil {
+		t.Error("strict: accepted")
+	}
+	if err := l.refuse(nil); err != nil {
+		t.Errorf("strict, all enforced: %v", err)
+	}
+	if rec := l.record([]string{"cpus"}); !slices.Equal(rec["not_enforced"].([]string), []string{"cpus"}) {
+		t.Errorf("record: %v", rec)
+	}
+}
+
+func TestImpossibleLimits(t *testing.T) {
+	for name, l := range map[string]Limits{
+		"cpus": {CPUs: -1}, "many cpus": {CPUs: 1e9}, "memory": {Memory: 1}, "pids": {PIDs: -1}, "disk": {Disk: 1}, "timeout": {Timeout: -time.Second},
+	} {
+		if _, err := l.withDefaults(); err == nil {
+			t.Errorf("%s was accepted", name)
+		}
+	}
+}
+
+func TestUsers(t *testing.T) {
+	root := os.Geteuid() == 0
+	for _, c := range []struct {
+		user   string
+		ok     bool
+		inside uint32
+	}{{"0", true, 0}, {"root", true, 0}, {"1000", root, taskUID}, {"task", root, taskUID}, {"1234", false, 0}, {"nobody", false, 0}, {"-1", false, 0}, {"99999999999", false, 0}} {
+		s, err := chooseIDs(c.user, [2]uint32{200000, 65536})
+		if (err == nil) != c.ok || (c.ok && s.inside != c.inside) {
+			t.Errorf("user %q: %+v, %v", c.user, s, err)
+		}
+	}
+	if root {
+		for _, r := range [][2]uint32{{}, {200000, 1}, {0, 100}} {
+			if _, err := chooseIDs("", r); err == nil {
+				t.Errorf("range %v was accepted", r)
+			}
+		}
+	}
+}
+
+func TestSpecGrantsNothing(t *testing.T) {
+	s := buildSpec(helperConfig{Args: []string{"x"}, UID: 1000, Cwd: "/workspace", NProc: 5, NoFile: 6, Tmp: 7}, "/run")
+	caps := s.Process.Capabilities
+	if len(caps.Bounding)+len(caps.Effective)+len(caps.Permitted)+len(caps.Inheritable)+len(caps.Ambient) != 0 || !s.Process.NoNewPrivileges {
+		t.Errorf("capabilities: %+v", caps)
+	}
+	if s.Root.Path == "/" {
+		t.Error("the host's root is the sandbox's root") // F116
+	}
+	for _, m := range s.Mounts {
+		rw := slices.Contains(m.Options, "rw")
+		if m.Type == "bind" && rw != (m.Destination == "/workspace" || m.Destination == "/out") {
+			t.Errorf("mount %s: %v", m.Destination, m.Options)
+		}
+	}
+}
+
+func TestTrustTableIsComplete(t *testing.T) { // F094
+	env := trustEnv()
+	for _, want := range []string{"SSL_CERT_FILE=" + caBundlePath, "CURL_CA_BUNDLE=" + caBundlePath, "REQUESTS_CA_BUNDLE=" + caBundlePath, "GIT_SSL_CAINFO=" + caBundlePath, "NODE_EXTRA_CA_CERTS=" + caOnlyPath, "CARGO_HTTP_CAINFO=" + caBundlePath, "PIP_CERT=" + caBundlePath, "DENO_CERT=" + caOnlyPath} {
+		if !slices.Contains(env, want) {
+			t.Errorf("%s is missing", want)
+		}
+	}
+	for _, e := range env {
+		if strings.Contains(strings.ToLower(e), "proxy") {
+			t.Errorf("%s: no proxy variable is set", e)
+		}
+	}
+}
+
+func TestEnvironmentKeepsTheCallersValue(t *testing.T) {
+	got := mergeEnv([]string{"A=1", "PATH=x", "A=2"})
+	if !slices.Equal(got, []string{"A=2", "PATH=x"}) || !slices.Equal(envNames(got), []string{"A", "PATH"}) {
+		t.Errorf("%v", got)
+	}
+}
