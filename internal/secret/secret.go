@@ -3,37 +3,57 @@
 //
 // Invariants: the zero value is empty and harmless; the value is readable only
 // through Reveal, and internal/archtest names the packages that may call it
-// (broker's injectors and signers, internal/scrub).
+// (broker's injectors and signers, internal/scrub). No verb of fmt reaches it, nor
+// reflection over a struct that has a secret in a field without a capital.
 package secret
 
-import "log/slog"
+import (
+	"fmt"
+	"io"
+	"log/slog"
+	"sync"
+)
 
 // Mask is what a secret prints as.
 const Mask = "[secret]"
 
-// String is a secret text. Copying it copies a reference; Wipe clears all copies.
-type String struct{ b *[]byte }
+// String is a secret text. Copying it copies a reference; Wipe clears all
+// copies. It is safe for concurrent use.
+type String struct{ v *value }
+
+// value hides its bytes in a closure: fmt follows pointers in fields on which it
+// may not call methods, but it cannot look into a function.
+type value struct {
+	mu   sync.RWMutex
+	cell func() *[]byte
+}
 
 // New takes a copy of v.
-func New(v string) String { b := []byte(v); return String{&b} }
+func New(v string) String { return FromBytes([]byte(v)) }
 
 // FromBytes takes ownership of b: the caller must not use it afterwards.
-func FromBytes(b []byte) String { return String{&b} }
+func FromBytes(b []byte) String {
+	return String{&value{cell: func() *[]byte { return &b }}}
+}
 
 // Reveal returns the value. Callers are listed in internal/archtest.
 func (s String) Reveal() string {
-	if s.b == nil {
+	if s.v == nil {
 		return ""
 	}
-	return string(*s.b)
+	s.v.mu.RLock()
+	defer s.v.mu.RUnlock()
+	return string(*s.v.cell())
 }
 
 // Len is the length in bytes.
 func (s String) Len() int {
-	if s.b == nil {
+	if s.v == nil {
 		return 0
 	}
-	return len(*s.b)
+	s.v.mu.RLock()
+	defer s.v.mu.RUnlock()
+	return len(*s.v.cell())
 }
 
 // IsZero reports whether there is no value.
@@ -42,11 +62,19 @@ func (s String) IsZero() bool { return s.Len() == 0 }
 // Wipe overwrites the value, as far as Go allows (copies made by Reveal remain
 // until the garbage collector reuses them).
 func (s String) Wipe() {
-	if s.b != nil {
-		clear(*s.b)
-		*s.b = nil
+	if s.v == nil {
+		return
 	}
+	s.v.mu.Lock()
+	defer s.v.mu.Unlock()
+	b := s.v.cell()
+	clear(*b)
+	*b = nil
 }
+
+// Format writes the mask for every verb; without it, fmt would show the bytes
+// for those that a text does not have.
+func (s String) Format(f fmt.State, _ rune) { _, _ = io.WriteString(f, Mask) }
 
 func (s String) String() string               { return Mask }
 func (s String) GoString() string             { return Mask }
