@@ -175,13 +175,8 @@ func proxyCA(c *config.ProxyCA) (*proxy.CA, error) {
 	if c == nil {
 		return nil, nil
 	}
-	cert, err := os.ReadFile(c.CertFile)
-	if err != nil {
+	if err := config.CheckOwned(c.KeyFile); err != nil {
 		return nil, fmt.Errorf("proxy.ca: %w", err)
 	}
-	key, err := config.ReadOwned(c.KeyFile, 64<<10)
-	if err != nil {
-		return nil, fmt.Errorf("proxy.ca: %w", err)
-	}
-	return proxy.LoadCA(cert, key)
+	return proxy.LoadCA(c.CertFile, c.KeyFile)
 }
