@@ -39,8 +39,11 @@ var refused = map[string]string{
 	"providers.aws.sign_req": "a policy must not sign",
 	"trace":                  "it has no effect here; use `warder policy test`",
 	"print":                  "it works in tests only",
+	"json.match_schema":      "a schema can name files to read",
+	"json.verify_schema":     "a schema can name files to read",
 	"rego.parse_module":      "a policy must not compile policies",
 	"graph.reachable_paths":  "its time and memory have no bound",
+	"bits.lsh":               "its memory has no bound",
 	"regex.globs_match":      "its time has no bound",
 	"crypto.x509.parse_and_verify_certificates":              "it reads the clock of the host",
 	"crypto.x509.parse_and_verify_certificates_with_options": "it reads the clock of the host",
@@ -213,6 +216,7 @@ func checkShape(f *folder) []Problem {
 				continue
 			}
 		}
+		problems = append(problems, printCalls(module)...)
 		for _, rule := range module.Rules {
 			kind, problem := entryKind(path, rule)
 			if problem != nil {
@@ -225,6 +229,18 @@ func checkShape(f *folder) []Problem {
 	if len(problems) == 0 && entries == 0 {
 		problems = append(problems, Problem{File: f.dir, Message: "no file holds an entry: write `allow contains {\"rule\": \"name\"} if …` in package warder.egress\nhint: without entries everything is denied"})
 	}
+	return problems
+}
+
+// printCalls finds calls of print, which the compiler would take out without a word.
+func printCalls(module *ast.Module) []Problem {
+	var problems []Problem
+	ast.WalkExprs(module, func(expr *ast.Expr) bool {
+		if expr.IsCall() && expr.Operator().Equal(ast.Print.Ref()) {
+			problems = append(problems, at(expr.Location, "built-in function print is not available to policies: %s", refused[ast.Print.Name]))
+		}
+		return false
+	})
 	return problems
 }
 

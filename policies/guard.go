@@ -217,14 +217,13 @@ func (b bodyDependencies) independent(body ast.Body) ast.Body {
 	return kept
 }
 
-// localVars are all variables in x but the root documents.
+// localVars are all variables in x but the root documents and the names of
+// built-in functions.
 func localVars(x any) ast.VarSet {
-	vars := ast.VarSet{}
-	ast.WalkVars(x, func(v ast.Var) bool {
-		if !v.Equal(ast.InputRootDocument.Value) && !v.Equal(ast.DefaultRootDocument.Value) {
-			vars.Add(v)
-		}
-		return false
-	})
+	visitor := ast.NewVarVisitor().WithParams(ast.VarVisitorParams{SkipRefCallHead: true})
+	visitor.Walk(x)
+	vars := visitor.Vars().Copy()
+	delete(vars, ast.InputRootDocument.Value.(ast.Var))
+	delete(vars, ast.DefaultRootDocument.Value.(ast.Var))
 	return vars
 }

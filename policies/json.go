@@ -1,6 +1,7 @@
 package policies
 
 import (
+	"bytes"
 	"strconv"
 	"unicode/utf16"
 	"unicode/utf8"
@@ -12,20 +13,41 @@ import (
 // see different documents: no duplicate names, no lone surrogates, no bytes
 // after the value, bounded depth and numbers.
 type jsonParser struct {
-	in    []byte
-	pos   int
-	depth int
+	in        []byte
+	pos       int
+	depth     int
+	maxDepth  int
+	maxNumber int  // characters
+	discard   bool // check only: containers stay empty
 }
 
 // parseJSON returns nil when b is not exactly one such value.
 func parseJSON(b []byte) *ast.Term {
-	p := &jsonParser{in: b}
+	p := &jsonParser{in: b, maxDepth: maxBodyDepth, maxNumber: maxBodyNumber}
+	return p.document()
+}
+
+func (p *jsonParser) document() *ast.Term {
 	value := p.value()
+	if value == nil {
+		return nil
+	}
 	p.space()
-	if value == nil || p.pos != len(p.in) {
+	if p.pos != len(p.in) {
 		return nil
 	}
 	return value
+}
+
+// checkJSON returns the line and column (in bytes, from 1) at which b stops
+// being one strict JSON value, or ok.
+func checkJSON(b []byte) (line, column int, ok bool) {
+	p := &jsonParser{in: b, maxDepth: maxDataDepth, maxNumber: maxDataNumber, discard: true}
+	if p.document() != nil && utf8.Valid(b) {
+		return 0, 0, true
+	}
+	before := b[:min(p.pos, len(b))]
+	return bytes.Count(before, []byte("\n")) + 1, len(before) - bytes.LastIndexByte(before, '\n'), false
 }
 
 func (p *jsonParser) space() {
@@ -64,7 +86,7 @@ func (p *jsonParser) value() *ast.Term {
 	}
 	switch c := p.in[p.pos]; c {
 	case '{', '[':
-		if p.depth++; p.depth > maxBodyDepth {
+		if p.depth++; p.depth > p.maxDepth {
 			return nil
 		}
 		p.pos++
@@ -107,7 +129,9 @@ func (p *jsonParser) object() *ast.Term {
 		if value == nil {
 			return nil
 		}
-		pairs = append(pairs, [2]*ast.Term{ast.StringTerm(name), value})
+		if !p.discard {
+			pairs = append(pairs, [2]*ast.Term{ast.StringTerm(name), value})
+		}
 		if p.take('}') {
 			return ast.ObjectTerm(pairs...)
 		}
@@ -127,7 +151,9 @@ func (p *jsonParser) array() *ast.Term {
 		if item == nil {
 			return nil
 		}
-		items = append(items, item)
+		if !p.discard {
+			items = append(items, item)
+		}
 		if p.take(']') {
 			return ast.ArrayTerm(items...)
 		}
@@ -266,7 +292,7 @@ func (p *jsonParser) number() *ast.Term {
 			return nil
 		}
 	}
-	if p.pos-start > maxBodyNumber {
+	if p.pos-start > p.maxNumber {
 		return nil
 	}
 	return ast.NewTerm(ast.Number(p.in[start:p.pos]))

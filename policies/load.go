@@ -24,6 +24,8 @@ const (
 	maxFileBytes  = 64 << 20
 	maxTotalBytes = 128 << 20
 	maxProblems   = 50 // reported at once
+	maxDataDepth  = 200
+	maxDataNumber = 400 // characters of one number
 )
 
 // Problem is one thing wrong with a policy. Line and Column count from 1; 0
@@ -261,6 +263,11 @@ func parseModule(name string, content []byte) (*ast.Module, []Problem) {
 // addData merges one data file. As with opa, a file's place in the folder is
 // its place in data, and its name says nothing: teams/data.json is data.teams.
 func (f *folder) addData(rel, shown string, content []byte) []Problem {
+	if strings.HasSuffix(rel, ".json") {
+		if line, column, ok := checkJSON(content); !ok {
+			return []Problem{{File: shown, Line: line, Column: column, Message: "cannot parse: not strict JSON (RFC 8259, without duplicate names)"}}
+		}
+	}
 	var value any
 	if err := util.Unmarshal(content, &value); err != nil {
 		return []Problem{{File: shown, Message: "cannot parse: " + firstLine(err.Error())}}
