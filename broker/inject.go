@@ -21,10 +21,10 @@ const maxValue = 16 << 10
 // Grant is the right to inject one value into one judged request.
 type Grant struct {
 	Name           string
-	Kind           string // kv, read, env, file, command, jwt
-	LeaseID        string // of a leased value
-	Accessor       string // of the run's Vault token that fetched it
-	VaultRequestID string // request.id in Vault's audit log
+	Kind           string    // kv, read, env, file, command, jwt
+	LeaseID        string    // of a leased value
+	Accessor       string    // of the run's Vault token that fetched it
+	VaultRequestID string    // request.id in Vault's audit log
 	Expires        time.Time // zero: static
 	Ranges         bool      // the credential lets Range through
 

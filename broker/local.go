@@ -191,4 +191,3 @@ func checkOwnedPath(path string) error {
 	}
 	return checkOwned(fi, dir)
 }
-

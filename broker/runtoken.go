@@ -208,9 +208,9 @@ func (r *runTokens) addLease(ctx context.Context, t *runToken, id string) error 
 type fate int
 
 const (
-	fateAlive fate = iota // the path is refused, not the token
-	fateLost              // ended with its login or its time: a new one may be made
-	fateKilled            // somebody revoked it
+	fateAlive  fate = iota // the path is refused, not the token
+	fateLost               // ended with its login or its time: a new one may be made
+	fateKilled             // somebody revoked it
 )
 
 func (r *runTokens) fateOf(ctx context.Context, t *runToken) fate {

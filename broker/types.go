@@ -74,6 +74,6 @@ type JournalEntry struct {
 
 // Journal is written before a token is handed out. The runner's state file implements it.
 type Journal interface {
-	Put(ctx context.Context, e JournalEntry) error       // insert or replace by Accessor; durable on return
+	Put(ctx context.Context, e JournalEntry) error // insert or replace by Accessor; durable on return
 	Delete(ctx context.Context, accessor string) error
 }
