@@ -1,0 +1,65 @@
+#!/usr/bin/env bash
+# Starts runs for SOAKTIME seconds (or 30m, 2h), several at a time, and kills
+# some of them with -9 at a random moment. At the end one more start sweeps, and
+# nothing of the dead runs may be left: no process, mount, cgroup or state file.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+soak=${SOAKTIME:-30m}
+case $soak in
+  *h) seconds=$((${soak%h} * 3600)) ;;
+  *m) seconds=$((${soak%m} * 60)) ;;
+  *) seconds=${soak%s} ;;
+esac
+jobs=${SOAKJOBS:-4}
+dir=$(mktemp -d)
+export WARDER_STATE_DIR=$dir/state
+printf 'version: 1\naudit: {dir: %s/audit}\n' "$dir" >"$dir/warder.yaml"
+warder=(bin/warder run --config "$dir/warder.yaml")
+
+worker() { # one run after the other until the deadline
+  local deadline=$1 pid status ok=0 killed=0
+  while [ "$SECONDS" -lt "$deadline" ]; do
+    "${warder[@]}" --disk 16Mi -- sh -c 'head -c 4000000 /dev/zero >/out/x; sleep 0.5; exit 7' >/dev/null 2>"$dir/err.$BASHPID" &
+    pid=$!
+    if ((RANDOM % 4 == 0)); then
+      sleep "0.$((RANDOM % 10))" # a random moment of the run's life
+      kill -9 "$pid" 2>/dev/null || true
+      wait "$pid" 2>/dev/null || true
+      killed=$((killed + 1))
+    else
+      status=0
+      wait "$pid" || status=$?
+      if [ "$status" != 7 ]; then
+        echo "soak: a run that nobody killed ended with $status:" >&2
+        cat "$dir/err.$BASHPID" >&2
+        return 1
+      fi
+      ok=$((ok + 1))
+    fi
+  done
+  echo "soak: $ok runs ended, $killed were killed"
+}
+
+before=$(grep -c . /proc/self/mounts)
+status=0
+pids=()
+deadline=$((SECONDS + seconds))
+for ((i = 0; i < jobs; i++)); do
+  worker "$deadline" &
+  pids+=($!)
+done
+for pid in "${pids[@]}"; do wait "$pid" || status=1; done
+
+"${warder[@]}" -- true # sweeps what the killed runs left
+left=$(find "$WARDER_STATE_DIR/runs" -type f -name '*.json' 2>/dev/null | wc -l)
+[ "$left" = 0 ] || { echo "soak: $left state files are left" >&2; status=1; }
+[ "$(grep -c . /proc/self/mounts)" = "$before" ] || { echo "soak: mounts are left" >&2; status=1; }
+if pgrep -f "$dir/warder.yaml" >/dev/null; then
+  echo "soak: processes are left:" >&2
+  pgrep -af "$dir/warder.yaml" >&2
+  status=1
+fi
+bin/warder audit verify --dir "$dir/audit" || status=1
+rm -rf "$dir"
+exit "$status"
