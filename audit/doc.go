@@ -10,6 +10,7 @@
 //	DIR/streams/<id>/<n>.jsonl   the records; n counts from 1
 //	DIR/streams/<id>/checkpoint  the stream's latest signed checkpoint
 //	DIR/keys/                    signing.key (private, 0600) and <name>.pub
+//	DIR/tmp/                     files on their way to a stream; of no meaning
 //
 // Invariants:
 //

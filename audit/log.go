@@ -138,8 +138,10 @@ func (o *Options) complete() error {
 
 // enter makes the directory if need be, registers a new stream, and takes the dead.
 func enter(ctx context.Context, o *Options) (*stream, []*stream, error) {
-	if err := o.FS.MkdirAll(filepath.Join(o.Dir, streamsDir), 0o700); err != nil {
-		return nil, nil, err
+	for _, name := range []string{streamsDir, tempDir} {
+		if err := o.FS.MkdirAll(filepath.Join(o.Dir, name), 0o700); err != nil {
+			return nil, nil, err
+		}
 	}
 	st, err := o.FS.Lstat(o.Dir)
 	if err != nil {
@@ -166,6 +168,9 @@ func enter(ctx context.Context, o *Options) (*stream, []*stream, error) {
 
 func register(o *Options, r *registry) (*stream, []*stream, error) {
 	if err := r.useKey(); err != nil {
+		return nil, nil, err
+	}
+	if err := dropStrays(o, r); err != nil {
 		return nil, nil, err
 	}
 	dead := claimDead(o, r)

@@ -184,6 +184,7 @@ func (r *reader) segment(name string, off int64, yield func(*Record, error) bool
 			}
 			continue
 		}
+		rec.line = bytes.Clone(line)
 		if r.f.wants(rec) && !yield(rec, nil) {
 			return l.off, errStop
 		}

@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"warder/internal/identity"
 )
@@ -120,9 +121,6 @@ func recoverStream(ctx context.Context, s *stream) error {
 	if err := s.trim(); err != nil {
 		return err
 	}
-	if err := s.dropStrays(); err != nil {
-		return err
-	}
 	r, err := lockRegistry(ctx, s.o)
 	if err != nil {
 		return err
@@ -228,18 +226,19 @@ func (s *stream) reopen(w walked) error {
 	return f.Datasync()
 }
 
-// dropStrays removes temporary files that a crash left.
-func (s *stream) dropStrays() error {
-	_, others, err := segments(s.dir)
-	if err != nil {
-		return err
-	}
-	for _, e := range others {
-		if _, temp := cutTemp(e.Name()); temp {
-			if err := s.o.FS.Remove(filepath.Join(s.dir, e.Name())); err != nil {
-				return err
-			}
+// dropStrays removes what writers that are gone left in the folder of files on their
+// way. The registry is locked, so no stream is being sealed.
+func dropStrays(o *Options, r *registry) error {
+	dir := filepath.Join(o.Dir, tempDir)
+	entries, err := os.ReadDir(dir)
+	for _, e := range entries {
+		stream, _, _ := strings.Cut(e.Name(), ".")
+		if slices.Contains(r.live(), stream) {
+			continue
+		}
+		if err := o.FS.Remove(filepath.Join(dir, e.Name())); err != nil {
+			return err
 		}
 	}
-	return nil
+	return err
 }

@@ -1,6 +1,7 @@
 package audit
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"iter"
@@ -12,17 +13,23 @@ import (
 )
 
 // Story tells records for a person, one line each, in the order they come. Everything
-// in it is safe for a terminal. It returns the first error of the records or of w.
+// in it is safe for a terminal. What is not a record is told too, and returned as the
+// error once the story is over; an error of w ends it.
 func Story(w io.Writer, records iter.Seq2[*Record, error]) error {
+	var damage error
 	for r, err := range records {
 		if err != nil {
-			return err
+			damage = errors.Join(damage, err)
+			if _, err := fmt.Fprintln(w, "unreadable:   "+Clean(err.Error(), capText)); err != nil {
+				return err
+			}
+			continue
 		}
 		if err := Tell(w, r); err != nil {
 			return err
 		}
 	}
-	return nil
+	return damage
 }
 
 // Tell writes one record as a line of its story: the time, then what happened.

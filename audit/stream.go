@@ -22,7 +22,7 @@ const (
 const (
 	segmentExt     = ".jsonl"
 	checkpointFile = "checkpoint"
-	tempExt        = ".tmp" // what a crash may leave in an open stream; of no meaning
+	tempDir        = "tmp" // files on their way to a stream, "<stream>.<name>"; of no meaning
 )
 
 // state is a stream's end: what the next line and a checkpoint are made from.
@@ -54,6 +54,11 @@ type stream struct {
 }
 
 func (s *stream) path(n int) string { return filepath.Join(s.dir, strconv.Itoa(n)+segmentExt) }
+
+// temp is where a file of the stream is made ready.
+func (s *stream) temp(name string) string {
+	return filepath.Join(s.o.Dir, tempDir, s.name+"."+name)
+}
 
 // end is where the next line goes.
 func (s *stream) end() int64 { return s.durable + int64(len(s.unsynced)) }
@@ -236,7 +241,7 @@ func (s *stream) restore() error {
 	if err := s.sameDir(); err != nil {
 		return err
 	}
-	temp := s.path(s.segNo) + tempExt
+	temp := s.temp(filepath.Base(s.path(s.segNo)))
 	if err := s.o.FS.Remove(temp); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
@@ -307,14 +312,14 @@ func (s *stream) checkpoint() error {
 	if err != nil {
 		return err
 	}
-	name := filepath.Join(s.dir, checkpointFile)
-	if err := s.o.FS.Remove(name + tempExt); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	temp := s.temp(checkpointFile)
+	if err := s.o.FS.Remove(temp); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	if err := writeNew(s.o.FS, name+tempExt, string(signed), 0o600); err != nil {
+	if err := writeNew(s.o.FS, temp, string(signed), 0o600); err != nil {
 		return err
 	}
-	return s.o.FS.Rename(name+tempExt, name)
+	return s.o.FS.Rename(temp, filepath.Join(s.dir, checkpointFile))
 }
 
 // sealed is the stream's final state. Everything written must be durable.

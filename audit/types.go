@@ -55,7 +55,13 @@ type Record struct {
 	*Override
 	Prev string `json:"prev"`
 	Hash string `json:"hash"`
+
+	line []byte // as it was read
 }
+
+// Line returns the exact bytes of the line that the record was read from, without the
+// newline; nil for one that Read did not yield.
+func (r *Record) Line() []byte { return r.line }
 
 // Request describes the canonical request. Values of query and headers are never recorded.
 type Request struct {

@@ -23,7 +23,7 @@ func (c *chain) walk(dir string, open bool) (walked, error) {
 		return walked{}, err
 	}
 	for _, e := range others {
-		if why := stranger(e, open); why != "" {
+		if why := stranger(e); why != "" {
 			c.find(VerdictAltered, 0, 0, why)
 		}
 	}
@@ -79,26 +79,12 @@ func (c *chain) walkSegment(dir string, n int, open bool, buf []byte, w *walked)
 }
 
 // stranger says why a name in a stream's directory does not belong there.
-func stranger(e fs.DirEntry, open bool) string {
-	name := e.Name()
-	regular := e.Type().IsRegular()
-	base, temp := cutTemp(name)
-	_, seg := segmentNumber(base)
+func stranger(e fs.DirEntry) string {
 	switch {
-	case regular && name == checkpointFile:
+	case !e.Type().IsRegular():
+		return "not a regular file: " + strconv.Quote(e.Name())
+	case e.Name() == checkpointFile:
 		return ""
-	case regular && open && temp && (seg || base == checkpointFile):
-		return ""
-	case !regular:
-		return "not a regular file: " + strconv.Quote(name)
 	}
-	return "a file that does not belong to a stream: " + strconv.Quote(name)
-}
-
-func cutTemp(name string) (string, bool) {
-	n := len(name) - len(tempExt)
-	if n < 0 || name[n:] != tempExt {
-		return name, false
-	}
-	return name[:n], true
+	return "a file that does not belong to a stream: " + strconv.Quote(e.Name())
 }

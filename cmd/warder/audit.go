@@ -283,11 +283,7 @@ func (f *auditFlags) print(w io.Writer, records iter.Seq2[*audit.Record, error])
 		if err != nil {
 			return unread(err)
 		}
-		b, err := json.Marshal(r)
-		if err == nil {
-			_, err = fmt.Fprintf(w, "%s\n", b)
-		}
-		if err != nil {
+		if _, err := fmt.Fprintf(w, "%s\n", r.Line()); err != nil {
 			return unread(err)
 		}
 	}
@@ -301,11 +297,7 @@ func printArray(w io.Writer, records iter.Seq2[*audit.Record, error]) error {
 		if err != nil {
 			return unread(err)
 		}
-		line, err := json.Marshal(r)
-		if err != nil {
-			return unread(err)
-		}
-		fmt.Fprintf(b, "%s%s", sep, line)
+		fmt.Fprintf(b, "%s%s", sep, r.Line())
 		sep = ",\n"
 	}
 	if sep == "[\n" {
