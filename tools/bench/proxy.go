@@ -22,6 +22,7 @@ type proxyCell struct {
 	CPUUS       float64 `json:"cpu_us_per_request"` // of the proxy's process
 	P50US       float64 `json:"p50_us"`
 	P99US       float64 `json:"p99_us"`
+	Refused     float64 `json:"refused"` // answers that were not the origin's
 }
 
 // peer is a running proxy.
@@ -98,6 +99,7 @@ func medianCell(name string, c int, samples []sample) proxyCell {
 		name, c,
 		pick(func(s sample) float64 { return s.rps }), pick(func(s sample) float64 { return s.cpuUS }),
 		pick(func(s sample) float64 { return s.p50US }), pick(func(s sample) float64 { return s.p99US }),
+		pick(func(s sample) float64 { return float64(s.refused) }),
 	}
 }
 

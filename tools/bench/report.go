@@ -19,9 +19,9 @@ func printTables(w io.Writer, r result) {
 		fmt.Fprintln(t)
 	}
 	if len(r.Proxy) > 0 {
-		fmt.Fprintln(t, "intercepted HTTPS, keep-alive\tconnections\trequests/s\tCPU us/request\tp50 us\tp99 us\t")
+		fmt.Fprintln(t, "intercepted HTTPS, keep-alive\tconnections\trequests/s\tCPU us/request\tp50 us\tp99 us\trefused\t")
 		for _, c := range r.Proxy {
-			fmt.Fprintf(t, "%s\t%d\t%.0f\t%.0f\t%.0f\t%.0f\t\n", c.Name, c.Concurrency, c.RPS, c.CPUUS, c.P50US, c.P99US)
+			fmt.Fprintf(t, "%s\t%d\t%.0f\t%.0f\t%.0f\t%.0f\t%.0f\t\n", c.Name, c.Concurrency, c.RPS, c.CPUUS, c.P50US, c.P99US, c.Refused)
 		}
 		fmt.Fprintln(t)
 	}
