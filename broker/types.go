@@ -51,13 +51,13 @@ const (
 
 // Outcome says what became of one credential of a run.
 type Outcome struct {
-	Name     string
-	Kind     string
-	LeaseID  string
-	Accessor string
-	Status   string
-	Expires  time.Time // with StatusExpires and StatusUnconfirmed: latest possible end
-	Detail   string
+	Name     string    `json:"name"`
+	Kind     string    `json:"kind"`
+	LeaseID  string    `json:"lease_id,omitempty"`
+	Accessor string    `json:"accessor,omitempty"`
+	Status   string    `json:"status"`
+	Expires  time.Time `json:"expires,omitzero"` // with StatusExpires and StatusUnconfirmed: latest possible end
+	Detail   string    `json:"detail,omitempty"`
 }
 
 // JournalEntry is what survives a crash: accessors and lease ids, never tokens.

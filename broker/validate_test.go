@@ -25,20 +25,32 @@ func fromKV() *config.VaultSource {
 
 func TestValidateAcceptsWhatIsDocumented(t *testing.T) {
 	for name, edit := range map[string]func(*config.Credential){
-		"as it is":  func(*config.Credential) {},
-		"kv":        func(c *config.Credential) { c.Source = config.Source{Vault: fromKV()} },
-		"kv v1":     func(c *config.Credential) { s := fromKV(); s.Version = 1; c.Source = config.Source{Vault: s} },
-		"mount":     func(c *config.Credential) { s := fromKV(); s.Mount, s.KV = "a/b", "github"; c.Source = config.Source{Vault: s} },
-		"read":      func(c *config.Credential) { s := fromKV(); s.KV, s.Read = "", "database/creds/ro"; c.Source = config.Source{Vault: s} },
-		"file":      func(c *config.Credential) { c.Source.Local = &config.LocalSource{File: "/x"} },
-		"command":   func(c *config.Credential) { c.Source.Local = &config.LocalSource{Command: []string{"gh", "auth", "token"}} },
+		"as it is": func(*config.Credential) {},
+		"kv":       func(c *config.Credential) { c.Source = config.Source{Vault: fromKV()} },
+		"kv v1":    func(c *config.Credential) { s := fromKV(); s.Version = 1; c.Source = config.Source{Vault: s} },
+		"mount": func(c *config.Credential) {
+			s := fromKV()
+			s.Mount, s.KV = "a/b", "github"
+			c.Source = config.Source{Vault: s}
+		},
+		"read": func(c *config.Credential) {
+			s := fromKV()
+			s.KV, s.Read = "", "database/creds/ro"
+			c.Source = config.Source{Vault: s}
+		},
+		"file": func(c *config.Credential) { c.Source.Local = &config.LocalSource{File: "/x"} },
+		"command": func(c *config.Credential) {
+			c.Source.Local = &config.LocalSource{Command: []string{"gh", "auth", "token"}}
+		},
 		"jwt":       func(c *config.Credential) { c.Source.Local = &config.LocalSource{JWT: &config.LocalJWT{Audience: "a"}} },
 		"basic":     func(c *config.Credential) { c.Inject = config.Inject{Basic: &config.Basic{Username: "x"}} },
 		"no user":   func(c *config.Credential) { c.Inject = config.Inject{Basic: &config.Basic{}} },
 		"query":     func(c *config.Credential) { c.Inject = config.Inject{Query: "key"} },
 		"nil lists": func(c *config.Credential) { c.Methods, c.Paths, c.StandIn = nil, nil, nil },
 		"none":      func(c *config.Credential) { c.Methods, c.Paths = &[]string{}, &[]string{} },
-		"hosts":     func(c *config.Credential) { c.Hosts = []string{"*.example.com:8443", "10.0.0.1", "[::1]:443", "localhost", "a_b.internal", "*.internal"} },
+		"hosts": func(c *config.Credential) {
+			c.Hosts = []string{"*.example.com:8443", "10.0.0.1", "[::1]:443", "localhost", "a_b.internal", "*.internal"}
+		},
 	} {
 		c := valid()
 		edit(&c)

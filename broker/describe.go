@@ -1,0 +1,115 @@
+package broker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"warder/internal/identity"
+)
+
+// Info is what may be told about a credential: everything but its value.
+type Info struct {
+	Name     string   `json:"name"`
+	Kind     string   `json:"kind"`
+	Source   string   `json:"source"` // "vault: secret/data/github", "env: NAME", …
+	Slot     string   `json:"slot"`   // "header Authorization", "basic", "query key"
+	Hosts    []string `json:"hosts"`
+	Methods  []string `json:"methods"` // null: any; empty: none
+	Paths    []string `json:"paths"`   // null: any; empty: none
+	StandIns []string `json:"stand_ins"`
+	Policies []string `json:"policies,omitempty"` // of the run's Vault token
+	AtEnd    string   `json:"at_end"`             // what the end of a run means for the value: revoked, expires, static
+}
+
+// List describes all configured credentials, sorted by name.
+func (b *Broker) List() []Info {
+	var out []Info
+	for _, name := range slices.Sorted(maps.Keys(b.creds)) {
+		out = append(out, b.creds[name].info())
+	}
+	return out
+}
+
+func (c *credential) info() Info {
+	i := Info{
+		Name: c.name, Kind: c.kind, Hosts: slices.Clone(c.cfg.Hosts),
+		StandIns: slices.Sorted(maps.Keys(c.cfg.StandIn)), AtEnd: StatusStatic,
+	}
+	if c.cfg.Methods != nil {
+		i.Methods = append([]string{}, *c.cfg.Methods...)
+	}
+	if c.cfg.Paths != nil {
+		i.Paths = append([]string{}, *c.cfg.Paths...)
+	}
+	switch in := c.cfg.Inject; {
+	case in.Header != "":
+		i.Slot = "header " + in.Header
+	case in.Basic != nil:
+		i.Slot = "basic"
+	case in.Query != "":
+		i.Slot = "query " + in.Query
+	}
+	switch s := c.source.(type) {
+	case *vaultSource:
+		i.Source, i.Policies = "vault: "+s.path, slices.Clone(s.cfg.Policies)
+		if c.kind == KindRead {
+			i.AtEnd = StatusRevoked
+		}
+	case envSource:
+		i.Source = "env: " + s.name
+	case fileSource:
+		i.Source = "file: " + s.path
+	case commandSource:
+		i.Source = "command: " + s.argv[0] // its arguments may hold anything
+	case *jwtSource:
+		i.Source, i.AtEnd = "jwt: "+s.cfg.Audience, StatusExpires
+	}
+	return i
+}
+
+// Facts are the result of Probe.
+type Facts struct {
+	Info
+	Length         int        `json:"length"`            // of the value, in bytes
+	Searched       bool       `json:"searched"`          // long enough to be searched in answers' bodies
+	Expires        *time.Time `json:"expires,omitempty"` // nil: static
+	LeaseID        string     `json:"lease_id,omitempty"`
+	Accessor       string     `json:"accessor,omitempty"`
+	VaultRequestID string     `json:"vault_request_id,omitempty"`
+	Outcomes       []Outcome  `json:"outcomes"`
+}
+
+// Probe fetches one credential as a run would, forgets the value and takes
+// everything back. The error is that of the fetch; an outcome may still be
+// unconfirmed. shortest is the least length that is searched in bodies.
+func (b *Broker) Probe(ctx context.Context, name string, j Journal, shortest int) (Facts, error) {
+	c, ok := b.creds[name]
+	if !ok {
+		return Facts{}, fmt.Errorf("broker: probe: credential %q is not configured; it has: %s", name, strings.Join(slices.Sorted(maps.Keys(b.creds)), ", "))
+	}
+	s, err := b.Begin(identity.Run{ID: identity.NewRunID()}, []string{name}, j)
+	if err != nil {
+		return Facts{}, err
+	}
+	f := Facts{Info: c.info()}
+	m, err := s.material(ctx, s.entries[name], "probe")
+	if err == nil {
+		f.Length = m.value.Len()
+		f.Searched = f.Length >= shortest
+		f.LeaseID, f.Accessor, f.VaultRequestID = m.leaseID, m.accessor, m.requestID
+		if !m.expires.IsZero() {
+			f.Expires = &m.expires
+		}
+	}
+	var refused *Error
+	if errors.As(err, &refused) && refused.Cause != nil {
+		err = refused.Cause
+	}
+	f.Outcomes = s.End(context.WithoutCancel(ctx))
+	return f, err
+}
