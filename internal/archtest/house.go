@@ -49,8 +49,9 @@ func House(files []*File) []Violation {
 				out = append(out, f.at(fn.Pos(), "init", "work at import time cannot be ordered, refused or tested"))
 			}
 		}
+		polling := loops(f)
 		ast.Inspect(f.AST, func(n ast.Node) bool {
-			if v, bad := f.judge(n, reasons); bad {
+			if v, bad := f.judge(n, reasons, polling); bad {
 				out = append(out, v)
 			}
 			return true
@@ -65,15 +66,27 @@ func House(files []*File) []Violation {
 // maxLines of a file that is not a test; most stay near 300.
 const maxLines = 500
 
-func (f *File) judge(n ast.Node, reasons map[int]bool) (Violation, bool) {
+// loops are the bodies of for statements: a sleep in one is a poll.
+func loops(f *File) []*ast.BlockStmt {
+	var out []*ast.BlockStmt
+	ast.Inspect(f.AST, func(n ast.Node) bool {
+		if loop, ok := n.(*ast.ForStmt); ok {
+			out = append(out, loop.Body)
+		}
+		return true
+	})
+	return out
+}
+
+func (f *File) judge(n ast.Node, reasons map[int]bool, polling []*ast.BlockStmt) (Violation, bool) {
 	printer := under(f.Dir, "cmd", "tools")
 	switch n := n.(type) {
 	case *ast.Ident:
-		if n.Name == "InsecureSkipVerify" && !f.Test && !under(f.Dir, "tools") {
+		if n.Name == "InsecureSkipVerify" && !f.Test {
 			return f.at(n.Pos(), "tls", "certificates are verified, always"), true
 		}
 	case *ast.CallExpr:
-		if id, ok := n.Fun.(*ast.Ident); ok && (id.Name == "print" || id.Name == "println") {
+		if id, ok := n.Fun.(*ast.Ident); ok && !f.Test && (id.Name == "print" || id.Name == "println") {
 			return f.at(n.Pos(), "print", "use log/slog or return an error"), true
 		}
 		sel, ok := n.Fun.(*ast.SelectorExpr)
@@ -83,18 +96,22 @@ func (f *File) judge(n ast.Node, reasons map[int]bool) (Violation, bool) {
 		recv, _ := sel.X.(*ast.Ident)
 		line := f.Fset.Position(n.Pos()).Line
 		switch {
-		case recv != nil && recv.Name == "fmt" && strings.HasPrefix(sel.Sel.Name, "Print") && !printer:
+		case recv != nil && recv.Name == "fmt" && strings.HasPrefix(sel.Sel.Name, "Print") && !printer && !f.Test:
 			return f.at(n.Pos(), "print", "only the command talks to the terminal"), true
-		case recv != nil && recv.Name == "os" && sel.Sel.Name == "Exit" && !printer && !under(f.Dir, "runner"):
+		case recv != nil && recv.Name == "os" && sel.Sel.Name == "Exit" && !printer && !f.Test && !under(f.Dir, "runner"):
 			// The runner is exempt for its helper, which is a process of its own.
 			return f.at(n.Pos(), "exit", "return an error: os.Exit skips every clean-up"), true
-		case recv != nil && recv.Name == "time" && sel.Sel.Name == "Sleep" && !reasons[line] && !under(f.Dir, "tools"):
-			return f.at(n.Pos(), "sleep", "wait for a condition; a sleep needs a comment that says why"), true
+		case recv != nil && recv.Name == "time" && sel.Sel.Name == "Sleep" && !reasons[line] && !inside(n, polling):
+			return f.at(n.Pos(), "sleep", "wait for a condition; a sleep outside of a loop needs a comment that says why"), true
 		case f.Test && recv != nil && slices.Contains([]string{"Skip", "Skipf", "SkipNow"}, sel.Sel.Name) && !reasons[line]:
 			return f.at(n.Pos(), "skip", "a test that cannot run fails; a skip needs a comment that says why"), true
 		}
 	}
 	return Violation{}, false
+}
+
+func inside(n ast.Node, blocks []*ast.BlockStmt) bool {
+	return slices.ContainsFunc(blocks, func(b *ast.BlockStmt) bool { return b.Pos() <= n.Pos() && n.End() <= b.End() })
 }
 
 // commentLines are the lines that have a comment, or follow one.

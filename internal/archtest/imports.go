@@ -32,8 +32,11 @@ func Layers(files []*File) []Violation {
 		}
 		for imp, pos := range f.Imports() {
 			to, ours := strings.CutPrefix(imp, Module+"/")
-			if ours && !under(to, allowed...) {
+			switch {
+			case ours && !under(to, allowed...):
 				out = append(out, f.at(pos, "layers", "%s must not import %s", f.Dir, to))
+			case ours && !f.Test && strings.HasSuffix(to, "test"):
+				out = append(out, f.at(pos, "layers", "%s is for tests", to))
 			}
 		}
 	}
@@ -42,30 +45,31 @@ func Layers(files []*File) []Violation {
 
 // Library says who alone may import a library (by module or package path).
 type Library struct {
-	Path string
-	Only []string // folders; "*" is any
-	Why  string
+	Path  string
+	Only  []string // folders; "*" is any
+	Why   string
+	Tests []string // folders whose tests may import it too
 }
 
 // Libraries is the whole list: an import of anything else outside the standard
 // library is a violation.
 func Libraries() []Library {
 	return []Library{
-		{"github.com/elazarl/goproxy", []string{"proxy"}, "its defaults are unsafe; one package knows every trap"},
-		{"github.com/open-policy-agent/opa", []string{"policies"}, "one place decides which built-ins a policy has"},
-		{"github.com/hashicorp/vault/api", []string{"broker"}, "tokens are seen in one package"},
-		{"gvisor.dev/gvisor", []string{"runner"}, "pinned, and guarded by one set of tests"},
-		{"github.com/opencontainers/runtime-spec", []string{"runner"}, "the shape of a sandbox is made in one package"},
-		{"github.com/spf13/cobra", []string{"cmd/warder"}, "flags end at the command"},
-		{"github.com/goccy/go-yaml", []string{"internal/config"}, "strictness is decided once"},
-		{"github.com/google/uuid", []string{"internal/identity"}, "ids are made in one place"},
-		{"github.com/go-jose/go-jose/v4", []string{"internal/demo"}, "the demo's API checks our tokens with other people's code"},
-		{"golang.org/x/mod", []string{"audit"}, "signed notes and Merkle trees are the log's"},
-		{"golang.org/x/net", []string{"proxy", "runner", "broker"}, "IDNA and DNS messages"},
-		{"golang.org/x/sync", []string{"*"}, ""},
-		{"golang.org/x/sys", []string{"*"}, ""},
-		{"github.com/andybalholm/brotli", []string{"internal/scrub"}, "content codings are read where values are masked"},
-		{"github.com/klauspost/compress", []string{"internal/scrub"}, "content codings are read where values are masked"},
+		{"github.com/elazarl/goproxy", []string{"proxy"}, "its defaults are unsafe; one package knows every trap", nil},
+		{"github.com/open-policy-agent/opa", []string{"policies"}, "one place decides which built-ins a policy has", nil},
+		{"github.com/hashicorp/vault/api", []string{"broker"}, "tokens are seen in one package", nil},
+		{"gvisor.dev/gvisor", []string{"runner"}, "pinned, and guarded by one set of tests", nil},
+		{"github.com/opencontainers/runtime-spec", []string{"runner"}, "the shape of a sandbox is made in one package", nil},
+		{"github.com/spf13/cobra", []string{"cmd/warder"}, "flags end at the command", nil},
+		{"github.com/goccy/go-yaml", []string{"internal/config"}, "strictness is decided once", []string{"internal/secret"}},
+		{"github.com/google/uuid", []string{"internal/identity"}, "ids are made in one place", nil},
+		{"github.com/go-jose/go-jose/v4", []string{"internal/demo"}, "the demo's API checks our tokens with other people's code", nil},
+		{"golang.org/x/mod", []string{"audit"}, "signed notes and Merkle trees are the log's", nil},
+		{"golang.org/x/net", []string{"proxy", "runner", "broker"}, "IDNA and DNS messages", nil},
+		{"golang.org/x/sync", []string{"*"}, "", nil},
+		{"golang.org/x/sys", []string{"*"}, "", nil},
+		{"github.com/andybalholm/brotli", []string{"internal/scrub"}, "content codings are read where values are masked", nil},
+		{"github.com/klauspost/compress", []string{"internal/scrub"}, "content codings are read where values are masked", nil},
 	}
 }
 
@@ -104,7 +108,7 @@ func LibraryUse(files []*File, table []Library) []Violation {
 			}
 			lib := table[i]
 			used[lib.Path] = true
-			if !slices.Contains(lib.Only, "*") && !under(f.Dir, lib.Only...) {
+			if !slices.Contains(lib.Only, "*") && !under(f.Dir, lib.Only...) && !(f.Test && under(f.Dir, lib.Tests...)) {
 				out = append(out, f.at(pos, "libraries", "only %s may import %s: %s", strings.Join(lib.Only, ", "), lib.Path, lib.Why))
 			}
 		}

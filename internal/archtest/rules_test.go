@@ -67,7 +67,9 @@ func TestLayersNoticesEachWrongWay(t *testing.T) {
 		"audit/a.go":             imports("audit", "warder/internal/identity"),
 		"internal/config/a.go":   imports("config", "warder/internal/secret"),
 		"broker/brokertest/a.go": imports("brokertest", "warder/broker"),
+		"broker/a_test.go":       imports("broker_test", "warder/internal/vaulttest"),
 		// Wrong:
+		"broker/b.go":          imports("broker", "warder/internal/vaulttest"),
 		"policies/a.go":        imports("policies", "warder/audit"),
 		"broker/a.go":          imports("broker", "warder/policies"),
 		"audit/b_test.go":      imports("audit_test", "warder/broker"),
@@ -79,34 +81,36 @@ func TestLayersNoticesEachWrongWay(t *testing.T) {
 		"util/a.go":            imports("util", "fmt"),
 		"internal/x/a.go":      imports("x", "warder/brokerage"),
 	})),
-		"policies/a.go:3 layers", "broker/a.go:3 layers", "audit/b_test.go:3 layers", "proxy/b.go:3 layers", "runner/c.go:3 layers",
+		"policies/a.go:3 layers", "broker/a.go:3 layers", "broker/b.go:3 layers", "audit/b_test.go:3 layers", "proxy/b.go:3 layers", "runner/c.go:3 layers",
 		"internal/secret/a.go:3 layers", "audit/sub/a.go:3 layers", "tools/bench/a.go:3 layers", "util/a.go layers", "internal/x/a.go:3 layers")
 }
 
 func TestLibraryUseNoticesEachMisuse(t *testing.T) {
 	table := []Library{
-		{"example.org/opa", []string{"policies"}, "w"},
-		{"example.org/any", []string{"*"}, ""},
-		{"example.org/gone", []string{"audit"}, "w"},
+		{"example.org/opa", []string{"policies"}, "w", []string{"cmd"}},
+		{"example.org/any", []string{"*"}, "", nil},
+		{"example.org/gone", []string{"audit"}, "w", nil},
 	}
 	src := func(pkg string, imps ...string) string {
 		return "package " + pkg + "\n\nimport _ \"" + strings.Join(imps, "\"\nimport _ \"") + "\"\n"
 	}
 	wantRules(t, LibraryUse(parseTree(t, map[string]string{
-		"policies/a.go":      src("policies", "example.org/opa/v1/rego", "example.org/any/x"),
-		"policies/b/c.go":    src("c", "example.org/opa"),
-		"audit/a.go":         src("audit", "example.org/opa/v1/ast"),
-		"audit/b.go":         src("audit", "example.org/opaque"),
-		"audit/c.go":         src("audit", "os/exec"),
-		"audit/c_test.go":    src("audit", "os/exec"),
-		"audit/d.go":         src("audit", "unsafe", "fmt"),
-		"runner/a.go":        src("runner", "unsafe", "os/exec"),
-		"proxy/a.go":         src("proxy", "math/rand"),
-		"tools/bench/a.go":   src("main", "os/exec"),
-		"proxy/ok.go":        src("proxy", "math/rand/v2", "warder/audit"),
-		"proxy/lookalike.go": src("proxy", "warder.example/x"),
+		"policies/a.go":        src("policies", "example.org/opa/v1/rego", "example.org/any/x"),
+		"policies/b/c.go":      src("c", "example.org/opa"),
+		"audit/a.go":           src("audit", "example.org/opa/v1/ast"),
+		"cmd/warder/a_test.go": src("main", "example.org/opa"),
+		"cmd/warder/a.go":      src("main", "example.org/opa"),
+		"audit/b.go":           src("audit", "example.org/opaque"),
+		"audit/c.go":           src("audit", "os/exec"),
+		"audit/c_test.go":      src("audit", "os/exec"),
+		"audit/d.go":           src("audit", "unsafe", "fmt"),
+		"runner/a.go":          src("runner", "unsafe", "os/exec"),
+		"proxy/a.go":           src("proxy", "math/rand"),
+		"tools/bench/a.go":     src("main", "os/exec"),
+		"proxy/ok.go":          src("proxy", "math/rand/v2", "warder/audit"),
+		"proxy/lookalike.go":   src("proxy", "warder.example/x"),
 	}), table),
-		"audit/a.go:3 libraries", "audit/b.go:3 libraries", "audit/c.go:3 standard library", "audit/d.go:3 standard library",
+		"audit/a.go:3 libraries", "cmd/warder/a.go:3 libraries", "audit/b.go:3 libraries", "audit/c.go:3 standard library", "audit/d.go:3 standard library",
 		"proxy/a.go:3 standard library", "proxy/lookalike.go:3 libraries", "internal/archtest libraries")
 }
 
@@ -149,6 +153,7 @@ func TestHouseNoticesEachHabit(t *testing.T) {
 		"runner/exit.go":       body("runner", "os.Exit(1)"),
 		"audit/sleep_test.go":  body("audit", "time.Sleep(1)"),
 		"audit/sleep2_test.go": body("audit", "time.Sleep(1) // poll until the deadline"),
+		"audit/sleep3_test.go": body("audit", "for {\ntime.Sleep(1)\n}"),
 		"audit/skip_test.go":   "package audit\n\nfunc TestX(t *testing.T) {\n\tt.Skip(\"no\")\n}\n",
 		"audit/skip2_test.go":  "package audit\n\nfunc TestY(t *testing.T) {\n\tt.Skipf(\"no\")\n\n\tt.SkipNow()\n}\n",
 		"audit/long.go":        "package audit\n" + strings.Repeat("\n", maxLines),

@@ -33,7 +33,7 @@ const Module = "warder"
 type File struct {
 	Path   string // slash-separated, from the root of the tree
 	Dir    string // "." for the root
-	Test   bool
+	Test   bool   // a test file, or a file of a package for tests (its folder ends in "test")
 	AST    *ast.File
 	Fset   *token.FileSet
 	Source []byte
@@ -87,7 +87,8 @@ func Load(fsys fs.FS) ([]*File, error) {
 		if err != nil {
 			return fmt.Errorf("archtest: parse: %w", err)
 		}
-		files = append(files, &File{p, path.Dir(p), strings.HasSuffix(p, "_test.go"), parsed, fset, src})
+		test := strings.HasSuffix(p, "_test.go") || strings.HasSuffix(path.Dir(p), "test")
+		files = append(files, &File{p, path.Dir(p), test, parsed, fset, src})
 		return nil
 	})
 	if err == nil && len(files) == 0 {
