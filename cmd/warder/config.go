@@ -5,10 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
+	"slices"
 
 	"github.com/spf13/cobra"
 
+	"warder/broker"
 	"warder/internal/config"
 )
 
@@ -80,6 +83,9 @@ func checkConfig(stdout, stderr io.Writer, file, policy string, asJSON bool) err
 		report.Origin = config.OriginEnv
 	}
 	cfg, err := config.LoadFound(file)
+	if err == nil {
+		err = validateCredentials(cfg)
+	}
 	if err != nil {
 		report.Errors = configFaults(err)
 		if asJSON {
@@ -107,6 +113,15 @@ func checkConfig(stdout, stderr io.Writer, file, policy string, asJSON bool) err
 		return &exitError{1, err}
 	}
 	return nil
+}
+
+// validateCredentials judges every credential, with the place of each fault.
+func validateCredentials(cfg *config.Config) error {
+	var errs []error
+	for _, name := range slices.Sorted(maps.Keys(cfg.Credentials)) {
+		errs = append(errs, cfg.Locate(broker.Validate(name, cfg.Credentials[name])))
+	}
+	return errors.Join(errs...)
 }
 
 func writeJSON(w io.Writer, v any) error {

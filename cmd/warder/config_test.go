@@ -92,6 +92,17 @@ func TestConfigCheckFailsWithPlaces(t *testing.T) {
 	}
 }
 
+func TestConfigCheckJudgesCredentials(t *testing.T) {
+	good := "version: 1\ncredentials:\n  a:\n    source: {local: {env: A}}\n    inject: {header: X-Key}\n    hosts: [a.example]\n"
+	if _, stderr, code := runConfig(t, "check", "--config", writeConfig(t, good)); code != 0 {
+		t.Fatalf("exit %d: %s", code, stderr)
+	}
+	path := writeConfig(t, strings.Replace(good, "[a.example]", "[\"https://a.example\"]", 1))
+	if _, stderr, code := runConfig(t, "check", "--config", path); code != 1 || !strings.Contains(stderr, path+":6:12: credentials.a.hosts") {
+		t.Errorf("exit %d: %s", code, stderr)
+	}
+}
+
 func TestConfigCheckFailures(t *testing.T) {
 	for name, args := range map[string][]string{
 		"missing file":  {"check", "--config", filepath.Join(t.TempDir(), "none.yaml")},

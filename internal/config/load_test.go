@@ -266,6 +266,27 @@ func TestLoadReadsAFile(t *testing.T) {
 	}
 }
 
+func TestLocatePutsAFaultAtItsKey(t *testing.T) {
+	c := mustParse(t, "version: 1\ncredentials:\n  a: {hosts: [x]}\n")
+	for _, tc := range []struct{ err, want string }{
+		{"credentials.a.hosts: not a host; hint: write one", "/etc/w/warder.yaml:3:14: credentials.a.hosts: not a host; hint: write one"},
+		{"credentials.a.inject: missing", "/etc/w/warder.yaml:3:6: credentials.a.inject: missing"},
+		{"something else: happened", "something else: happened"},
+		{"no key at all", "no key at all"},
+	} {
+		if got := c.Locate(errors.New(tc.err)).Error(); got != tc.want {
+			t.Errorf("Locate(%q) = %q, want %q", tc.err, got, tc.want)
+		}
+	}
+	if c.Locate(nil) != nil {
+		t.Error("Locate(nil) is an error")
+	}
+	plain := errors.New("credentials.a: x")
+	if Default().Locate(plain) != plain {
+		t.Error("an error was located without a file")
+	}
+}
+
 func TestAFileThatIsTooLargeIsRefused(t *testing.T) {
 	text := minimal + "#" + strings.Repeat("x", maxFile)
 	wantFault(t, text, "1:1: the file is larger than")

@@ -10,8 +10,9 @@
 //     guessed, coerced or silently dropped.
 //   - No secret stands in the file. Secrets are named (a file, a variable, a
 //     command, a path in Vault), so a Config may be printed and compared.
-//   - A Config returned without an error has its defaults filled in, its paths
-//     absolute and its unions checked: exactly one member is set.
+//   - A Config returned without an error has its defaults filled in and its paths
+//     absolute. Credentials still have to pass broker.Validate, which knows what
+//     they need; it denies those that do not.
 //   - No file means Default, which offers no credential and denies everything.
 package config
 

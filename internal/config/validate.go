@@ -15,7 +15,9 @@ type checker struct {
 	faults faults
 }
 
-// validate reports every fault of meaning, in the order of the file.
+// validate reports every fault of meaning, in the order of the file. What makes
+// a credential good is the broker's to judge (broker.Validate, and Locate here);
+// checked here is what it cannot see, the rest of the file.
 func (c *Config) validate() error {
 	v := &checker{c: c}
 	if c.Version != Version {
@@ -23,7 +25,11 @@ func (c *Config) validate() error {
 	}
 	v.oneOf("policy.mode", c.Policy.Mode, ModeEnforce, ModeMonitor)
 	v.vault(c.Vault)
-	v.credentials()
+	for name, cred := range c.Credentials {
+		if key := "credentials." + name + ".source.vault"; cred.Source.Vault != nil && c.Vault == nil {
+			v.misplaced(key, `add a "vault:" section with address, auth and token_role`, "%s needs a vault to talk to", key)
+		}
+	}
 	v.sandbox(c.Sandbox)
 	v.upstream(c.Proxy.Upstream)
 	v.listener(c.Proxy)

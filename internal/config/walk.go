@@ -37,6 +37,22 @@ func (c *Config) At(key string) string {
 	return c.File
 }
 
+// Locate turns an error that starts with a dotted key and a colon, such as the
+// broker's "credentials.x.hosts: …", into an *Error at that key's place. Other
+// errors, and all errors without a file, are returned as they are.
+func (c *Config) Locate(err error) error {
+	if err == nil || c.File == "" {
+		return err
+	}
+	msg, hint, _ := strings.Cut(err.Error(), "; hint: ")
+	key, _, _ := strings.Cut(msg, ": ")
+	at, ok := c.marks.nearest(key)
+	if !ok {
+		return err
+	}
+	return &Error{File: c.File, Line: at.value.line, Col: at.value.col, Msg: msg, Hint: hint}
+}
+
 func (m marks) nearest(key string) (mark, bool) {
 	for {
 		if at, ok := m[key]; ok {
