@@ -43,6 +43,7 @@ type composer struct {
 	store storage.Store
 	txn   storage.Transaction
 	query rego.PreparedEvalQuery
+	limit int // of count
 
 	mu       sync.RWMutex
 	composed map[int][]composedDecision // by hash; guarded by mu
@@ -59,7 +60,7 @@ type composedDecision struct {
 }
 
 func newComposer(ctx context.Context) (*composer, error) {
-	c := &composer{store: newStore(map[string]any{}), composed: map[int][]composedDecision{}}
+	c := &composer{store: newStore(map[string]any{}), composed: map[int][]composedDecision{}, limit: maxComposed}
 	txn, err := c.store.NewTransaction(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("policies: composition: %w", err)
@@ -162,7 +163,7 @@ func (c *composer) remember(hash int, in *Input, sets entrySets, d Decision) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.count >= maxComposed {
+	if c.count >= c.limit {
 		clear(c.composed)
 		c.count = 0
 	}

@@ -60,26 +60,25 @@ func (e *Engine) decide(ctx context.Context, in *Input) (d Decision) {
 func rawTerm(t *ast.Term, _ *rego.EvalContext) (any, error) { return t, nil }
 
 func (e *Engine) evaluate(ctx context.Context, in *Input, body *parsedBody) Decision {
-	// The whole decision has one budget. The timer stops the evaluator, which
+	// The whole decision has one budget. The watchdog stops the evaluator, which
 	// looks at the flag at every step and inside its long-running built-ins.
 	budget := e.timeout
 	if deadline, ok := ctx.Deadline(); ok {
 		budget = min(budget, time.Until(deadline))
 	}
-	cancel := topdown.NewCancel()
-	timer := time.AfterFunc(budget, cancel.Cancel)
-	defer timer.Stop()
+	watch := startWatchdog(budget)
+	defer watch.stop()
 
 	options := make([]rego.EvalOption, 0, 8)
 	options = append(options,
-		rego.EvalExternalCancel(cancel),
+		rego.EvalExternalCancel(watch.cancel),
 		rego.EvalMetrics(metrics.NoOp()),
 		rego.EvalGenerateJSON(rawTerm),
 		rego.EvalTime(time.Unix(0, in.TimeNS).UTC()),
 	)
 	d, err := e.judge(ctx, in, body, options)
 	switch {
-	case cancel.Cancelled() || topdown.IsCancel(err):
+	case watch.cancel.Cancelled() || topdown.IsCancel(err):
 		return refusal(ReasonPolicyTimeout, messageTimeout, fmt.Sprintf("stopped after %v", budget))
 	case err != nil:
 		return refusal(ReasonPolicyError, messageError, describe(err))

@@ -237,7 +237,7 @@ deny contains {"rule": rule, "message": message} if {
 		first := fmt.Sprintf("%+v", without(decide(t, e, atPath(p))))
 		for i := range 100 {
 			fresh := e
-			if i%10 == 0 {
+			if i%40 == 0 {
 				fresh = loadAll(t, map[string]string{"policy.rego": string(e.Sources()[0].Content)})
 			}
 			if d := fmt.Sprintf("%+v", without(decide(t, fresh, atPath(p)))); d != first {
