@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"strings"
+	"unicode/utf8"
 
 	"golang.org/x/net/idna"
 )
@@ -108,8 +109,8 @@ func canonicalHost(s string) (host string, literal bool, err error) {
 	}
 	name := strings.TrimSuffix(s, ".")
 	if !plainName(name) {
-		if name, err = idna.Lookup.ToASCII(name); err != nil {
-			return "", false, fmt.Errorf("not a host name")
+		if name, err = aLabels(name); err != nil {
+			return "", false, err
 		}
 	} else {
 		name = strings.ToLower(name)
@@ -132,6 +133,22 @@ func bracketed(s string) (string, bool, error) {
 		return "", false, fmt.Errorf("address with a zone")
 	}
 	return addr.Unmap().String(), true, nil
+}
+
+// aLabels converts to A-labels. A result that would not itself be looked up as it
+// stands is an error.
+func aLabels(name string) (string, error) {
+	if !utf8.ValidString(name) {
+		return "", fmt.Errorf("not a host name")
+	}
+	out, err := idna.Lookup.ToASCII(name)
+	if err != nil {
+		return "", fmt.Errorf("not a host name")
+	}
+	if again, err := idna.Lookup.ToASCII(out); err != nil || again != out {
+		return "", fmt.Errorf("not a host name")
+	}
+	return out, nil
 }
 
 // plainName reports that the IDNA profile would only lower the case: ASCII

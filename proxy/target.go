@@ -20,8 +20,12 @@ type target struct {
 // parseTarget reads origin-form and absolute-form. Anything else is an error.
 func parseTarget(s string) (target, error) {
 	var t target
-	if strings.IndexByte(s, '#') >= 0 {
-		return t, fmt.Errorf("fragment in the request target")
+	for i := range len(s) {
+		if c := s[i]; c <= ' ' || c >= 0x7f {
+			return t, fmt.Errorf("character in the request target that must be percent-encoded")
+		} else if c == '#' {
+			return t, fmt.Errorf("fragment in the request target")
+		}
 	}
 	if !strings.HasPrefix(s, "/") {
 		scheme, rest, ok := strings.Cut(s, "://")
@@ -29,6 +33,9 @@ func parseTarget(s string) (target, error) {
 			return t, fmt.Errorf("request target is neither a path nor a URL")
 		}
 		t.scheme = strings.ToLower(scheme)
+		if t.scheme != "http" && t.scheme != "https" {
+			return t, fmt.Errorf("request target with a scheme other than http and https")
+		}
 		end := strings.IndexAny(rest, "/?")
 		if end < 0 {
 			end = len(rest)
