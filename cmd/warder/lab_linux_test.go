@@ -194,6 +194,9 @@ func (l *lab) json(script string, flags ...string) (jsonRun, outcomeOf) {
 func (l *lab) records(keep func(*audit.Record) bool) []*audit.Record {
 	l.t.Helper()
 	var out []*audit.Record
+	if _, err := os.Stat(filepath.Join(l.dir, "audit")); os.IsNotExist(err) {
+		return nil // nothing has run yet
+	}
 	for r, err := range audit.Read(context.Background(), filepath.Join(l.dir, "audit"), audit.Filter{}) {
 		if err != nil {
 			l.t.Fatalf("read log: %v", err)
