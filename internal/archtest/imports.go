@@ -65,7 +65,7 @@ func Libraries() []Library {
 		{"github.com/google/uuid", []string{"internal/identity"}, "ids are made in one place", nil},
 		{"github.com/go-jose/go-jose/v4", []string{"internal/demo"}, "the demo's API checks our tokens with other people's code", nil},
 		{"golang.org/x/mod", []string{"audit"}, "signed notes and Merkle trees are the log's", nil},
-		{"golang.org/x/net", []string{"proxy", "runner", "broker"}, "IDNA and DNS messages", nil},
+		{"golang.org/x/net", []string{"proxy", "runner", "broker"}, "IDNA and DNS messages", []string{"cmd"}},
 		{"golang.org/x/sync", []string{"*"}, "", nil},
 		{"golang.org/x/sys", []string{"*"}, "", nil},
 		{"github.com/andybalholm/brotli", []string{"internal/scrub"}, "content codings are read where values are masked", nil},
