@@ -329,8 +329,10 @@ func (u *run) environment() []string {
 	}
 	env := []string{"PATH=" + defaultPath, "HOME=" + home, "LANG=C.UTF-8", "TERM=dumb", "WARDER_RUN_ID=" + u.t.Run.ID}
 	env = append(env, trustEnv()...)
-	for k, v := range u.sess.StandIns() {
-		env = append(env, k+"="+v)
+	if u.sess != nil { // nil when the run failed before
+		for k, v := range u.sess.StandIns() {
+			env = append(env, k+"="+v)
+		}
 	}
 	return mergeEnv(append(env, u.t.Env...))
 }

@@ -275,7 +275,7 @@ func (u *run) recordStart(ctx context.Context) error {
 
 func (u *run) recordEnd(ctx context.Context, res *Result) error {
 	ident := u.t.Run
-	if !u.recorded && u.sess != nil {
+	if !u.recorded { // it failed before the task could start
 		if err := u.recordStart(ctx); err != nil {
 			return fmt.Errorf("audit: %w", err)
 		}

@@ -33,6 +33,7 @@ type app struct {
 	state  *runner.StateDir
 	logins *runner.State // journal of login tokens, nil without Vault
 	log    *slog.Logger
+	trace  func(runner.Phase) // nil: none; set before the first request
 }
 
 // appOptions are what flags may replace.
@@ -131,6 +132,9 @@ func (a *app) recordPolicy(ctx context.Context) {
 
 // recordLease writes what the broker did at Vault.
 func (a *app) recordLease(event, runID string, o broker.Outcome) {
+	if a.trace != nil {
+		a.trace(runner.Phase{Name: event, Run: runID, Time: time.Now(), PID: os.Getpid()})
+	}
 	c := audit.Credential{Name: o.Name, Kind: o.Kind, LeaseID: o.LeaseID, Accessor: o.Accessor, Status: o.Status, Detail: o.Detail}
 	if !o.Expires.IsZero() {
 		c.Expires = o.Expires.UTC().Format(time.RFC3339)

@@ -119,6 +119,7 @@ func (a *app) run(ctx context.Context, cmd *cobra.Command, f *runFlags, args []s
 	if t.Trace, err = openTrace(f.trace); err != nil {
 		return fail(err)
 	}
+	a.trace = t.Trace
 	sigs := make(chan os.Signal, 4)
 	signal.Notify(sigs, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT)
 	defer signal.Stop(sigs)
