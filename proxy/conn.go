@@ -148,7 +148,7 @@ func (p *Proxy) serve(run *Run, raw net.Conn, arr arrival, ended func()) {
 		ended()
 		return
 	}
-	c.fr = framer{src: c.Conn, maxHead: p.limits.MaxHeaderBytes, maxHeaders: p.limits.MaxHeaders}
+	c.fr.src, c.fr.maxHead, c.fr.maxHeaders = c.Conn, p.limits.MaxHeaderBytes, p.limits.MaxHeaders
 	if err := p.feed.give(c); err != nil {
 		c.recordClosed(refuse(reasonInternalError, "the proxy is closing"))
 		_ = raw.Close()

@@ -5,6 +5,7 @@ import (
 	"io"
 	"strconv"
 	"strings"
+	"sync"
 )
 
 // framer reads HTTP/1 from a client and hands on only bytes whose framing it has
@@ -23,8 +24,9 @@ type framer struct {
 	r, ok   int
 	w       int
 	phase   framing
-	need    int64 // bytes left of a body or chunk
-	trailer int   // bytes of the trailer section so far
+	need    int64      // bytes left of a body or chunk
+	trailer int        // bytes of the trailer section so far
+	mu      sync.Mutex // heads: a handler takes one while the next is read ahead
 	heads   []head
 	err     error // sticky
 	bad     head  // what was readable of the head that err is about
@@ -269,7 +271,9 @@ func (f *framer) judgeHead(in []byte) (more bool, err error) {
 		f.bad = readable(in[:end])
 		return false, err
 	}
+	f.mu.Lock()
 	f.heads = append(f.heads, h)
+	f.mu.Unlock()
 	f.ok += end + 4
 	switch {
 	case h.method == "CONNECT" || h.upgrade:
@@ -461,6 +465,8 @@ func readable(in []byte) head {
 
 // takeHead returns the head of the request that the handler has just been given.
 func (f *framer) takeHead() head {
+	f.mu.Lock()
+	defer f.mu.Unlock()
 	if len(f.heads) == 0 {
 		return head{length: -1}
 	}

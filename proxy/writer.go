@@ -31,7 +31,7 @@ func (w *responseWriter) WriteHeader(code int) {
 			h[name] = nil
 		}
 	}
-	if w.x.head.upgrade && code != http.StatusSwitchingProtocols {
+	if (w.x.head.upgrade || w.x.method == http.MethodConnect) && code != http.StatusSwitchingProtocols {
 		h["Connection"] = []string{"close"} // what follows was not checked as HTTP
 	}
 	w.stream = len(h["Content-Length"]) == 0
