@@ -24,11 +24,12 @@ const (
 	wordLines = 32   // nested values a limit may hold
 )
 
-// caps divides every cap, for a record that would not fit in a line otherwise.
+// caps divides the caps of texts and lists, for a record that would not fit in a line
+// otherwise. Words keep theirs: ids are compared.
 type caps struct{ shrink int }
 
 func (c caps) text(s string, most int) string { return Clean(s, max(most/c.shrink, shortest)) }
-func (c caps) word(s string) string           { return c.text(s, capWord) }
+func (c caps) word(s string) string           { return Clean(s, capWord) }
 func (c caps) count(most int) int             { return max(most/c.shrink, fewest) }
 
 // Clean returns s fit for a record and for a terminal: valid UTF-8, at most about most

@@ -8,19 +8,19 @@ import (
 	"testing"
 )
 
-// wide is a run.start of about 200 kB, so that two of them fill a small segment.
+// small is a segment of few records.
+const small = 8 << 10
+
+// wide is a run.start of about 4 kB, so that two of them fill a small segment.
 func wide(g *rig, id string) *Record {
-	argv := make([]string, 25)
-	for i := range argv {
-		argv[i] = strings.Repeat("x", capPath)
-	}
+	argv := []string{strings.Repeat("x", 4000)}
 	return &Record{ID: id, Event: EventRunStart, Run: g.run, RunStart: &RunStart{Argv: argv}}
 }
 
 // life opens, writes, rotates, signs and closes; it returns the ids that were
 // acknowledged. Failures of single steps are what the test is about.
 func life(t *testing.T, dir string, fsys FS) []string {
-	g, err := tryStart(t, Options{Dir: dir, FS: fsys, SegmentSize: minSegment})
+	g, err := tryStart(t, Options{Dir: dir, FS: fsys, SegmentSize: small})
 	if err != nil {
 		return nil
 	}
@@ -174,7 +174,7 @@ func TestAFailingDiskRefusesSaysWhyAndGoesOnByItself(t *testing.T) {
 // A full disk stops new requests while there is room for the outcome of old ones.
 func TestNoSpaceForANextSegmentKeepsRoomForOutcomes(t *testing.T) {
 	fsys := &faulty{}
-	g := start(t, Options{FS: fsys, SegmentSize: minSegment})
+	g := start(t, Options{FS: fsys, SegmentSize: small})
 	g.must(t, g.reserved("q1"))
 	fsys.set(failing("allocate", syscall.ENOSPC))
 	for i := 0; ; i++ {
@@ -248,19 +248,19 @@ func TestARelaxedRecordOutlivesItsProcess(t *testing.T) {
 }
 
 func TestLittleSpaceIsSaidAhead(t *testing.T) {
-	g := start(t, Options{FS: narrow{}, SegmentSize: minSegment})
+	g := start(t, Options{FS: narrow{}, SegmentSize: small})
 	g.close(t)
 	if said := strings.Join(g.warnings(), "\n"); !strings.Contains(said, "MiB are left") {
 		t.Errorf("warnings: %q", said)
 	}
-	g = start(t, Options{SegmentSize: minSegment})
+	g = start(t, Options{SegmentSize: small})
 	g.close(t)
 	if said := g.warnings(); len(said) > 0 {
 		t.Errorf("with enough space: %q", said)
 	}
 }
 
-// narrow has a mebibyte left.
+// narrow has ten kibibytes left.
 type narrow struct{ osFS }
 
-func (narrow) Free(string) (uint64, error) { return 1000 << 10, nil }
+func (narrow) Free(string) (uint64, error) { return 10 << 10, nil }

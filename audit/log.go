@@ -130,7 +130,7 @@ func (o *Options) complete() error {
 	if o.SegmentSize == 0 {
 		o.SegmentSize = DefaultSegmentSize
 	}
-	o.SegmentSize = max(o.SegmentSize, minSegment)
+	o.SegmentSize = max(o.SegmentSize, leastSegment)
 	dir, err := filepath.Abs(o.Dir)
 	o.Dir = dir
 	return err

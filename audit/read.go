@@ -167,9 +167,13 @@ func (r *reader) segment(name string, off int64, yield func(*Record, error) bool
 	l := newLines(f, make([]byte, 64<<10))
 	l.off = off
 	for {
+		at := l.off
 		line, ok := l.next()
 		if !ok {
 			return l.off, l.err
+		}
+		if bytes.IndexByte(line, 0) >= 0 { // being written right now
+			return at, nil
 		}
 		if err := r.ctx.Err(); err != nil {
 			return l.off, err

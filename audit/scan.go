@@ -188,11 +188,14 @@ func span(from, to uint64) string {
 
 // ending says how a segment ends.
 type ending struct {
-	end  int64  // of the lines
-	nul  bool   // only NUL bytes follow
-	torn []byte // what follows, but for NUL bytes at its end, was under way when the writer died
-	bad  string // why what follows is neither
+	end   int64  // of the lines
+	nul   bool   // only NUL bytes follow
+	torn  []byte // what follows, but for NUL bytes at its end, was under way when the writer died
+	bad   string // why what follows is neither
+	whole bool   // a sound line follows: it was written since
 }
+
+const notRecord = "bytes that are no record"
 
 // read takes every line of a segment. In an open stream it stops at a tear.
 func (c *chain) read(f *os.File, open bool, buf []byte) (ending, error) {
@@ -204,27 +207,37 @@ func (c *chain) read(f *os.File, open bool, buf []byte) (ending, error) {
 		if l.err != nil {
 			return ending{}, l.err
 		}
-		if ok && open && !damaged && bytes.IndexByte(line, 0) >= 0 {
-			if e, err := c.tail(f, at, open); err != nil || e.torn != nil {
-				return e, err
-			}
-		}
-		if ok {
+		if ok && (!open || damaged || bytes.IndexByte(line, 0) < 0) {
 			c.take(line)
 			continue
 		}
-		e := ending{end: at, bad: "bytes that are no record"}
+		e := ending{end: at, bad: notRecord}
 		if !damaged {
 			var err error
 			if e, err = c.tail(f, at, open); err != nil {
 				return e, err
 			}
 		}
-		if e.bad == "" || !c.resume(f, l, at) {
+		switch {
+		case e.whole: // its writer has finished it meanwhile
+			if _, err := f.Seek(at, io.SeekStart); err != nil {
+				return e, err
+			}
+			*l = lines{r: f, buf: l.buf, off: at}
+			continue
+		case e.bad == "":
+			return e, nil
+		}
+		damaged = true
+		if ok {
+			c.take(line)
+			continue
+		}
+		if !c.resume(f, l, at) {
 			return e, nil
 		}
 		c.find(VerdictAltered, c.segment, c.seq, e.bad)
-		c.lost, damaged = true, true
+		c.lost = true
 	}
 }
 
@@ -258,12 +271,24 @@ func (c *chain) tail(f *os.File, off int64, open bool) (ending, error) {
 	case size == 0: // nothing
 	case len(data) == 0:
 		e.nul = true
+	case open && startsSound(data):
+		e.whole = true
 	case open && len(data) <= maxTear && torn(data, off):
 		e.torn = data
 	default:
-		e.bad = "bytes that are no record"
+		e.bad = notRecord
 	}
 	return e, nil
+}
+
+// startsSound says whether data starts with a whole line that is sound by itself.
+func startsSound(data []byte) bool {
+	line, _, ok := bytes.Cut(data, []byte("\n"))
+	if !ok || len(line) >= MaxLine || bytes.IndexByte(line, 0) >= 0 { // it would not be read as a line again
+		return false
+	}
+	_, why := parseLine(line)
+	return why == ""
 }
 
 // readTail returns the bytes from off to the end without the NUL bytes at their end;

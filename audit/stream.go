@@ -15,8 +15,9 @@ import (
 // Sizes of segments, in bytes.
 const (
 	DefaultSegmentSize = 8 << 20   // Options.SegmentSize replaces it
-	minSegment         = 256 << 10 // the least that is taken on a disk nearly full
-	reserve            = 64 << 10  // the last part of a segment, kept for closing lines
+	leastSegment       = 4 << 10   // the least that Options.SegmentSize may be
+	nearlyFull         = 256 << 10 // the least that is taken on a disk nearly full
+	reserve            = 64 << 10  // the last part of a segment, at most a quarter, kept for closing lines
 )
 
 const (
@@ -67,7 +68,7 @@ func (s *stream) end() int64 { return s.durable + int64(len(s.unsynced)) }
 func (s *stream) room(n int, closing bool) bool {
 	most := s.segSize
 	if !closing {
-		most -= reserve
+		most -= min(reserve, s.segSize/4)
 	}
 	return s.end()+int64(n) <= most
 }
@@ -145,7 +146,7 @@ func (s *stream) allocated(name string) (Handle, int64, error) {
 	size := s.o.SegmentSize
 	for {
 		err = f.Allocate(size)
-		if !errors.Is(err, syscall.ENOSPC) || size/2 < minSegment {
+		if !errors.Is(err, syscall.ENOSPC) || size/2 < nearlyFull {
 			break
 		}
 		size /= 2

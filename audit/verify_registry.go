@@ -5,7 +5,9 @@ import (
 	"encoding/base64"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -21,8 +23,6 @@ type registryView struct {
 	findings []Finding
 	known    map[string]note.Verifier // public keys in the directory, by name
 	named    []note.Verifier          // those the registry names
-	tree     tree
-	at       func(size uint64) // told each size of the tree; may be nil
 
 	prev    string
 	current string // name of the key that signs
@@ -41,14 +41,19 @@ func (g *registryView) find(kind, what string, args ...any) {
 	}
 }
 
-// verifiers are the keys that may have signed a checkpoint.
-func (g *registryView) verifiers() note.Verifiers { return note.VerifierList(g.named...) }
+// verifiers are the keys that may have signed a checkpoint: those the registry names.
+// Without any line of it, those in the directory, so that the one fault is not told twice.
+func (g *registryView) verifiers() note.Verifiers {
+	keys := g.named
+	if len(g.lines) == 0 {
+		keys = slices.Collect(maps.Values(g.known))
+	}
+	return note.VerifierList(keys...)
+}
 
 // readRegistry reads and checks the registry in dir. The error is for what cannot be
 // read; no registry at all is a finding when there are keys.
-func readRegistry(dir string) (*registryView, error) { return readRegistryAt(dir, nil) }
-
-func readRegistryAt(dir string, at func(*registryView)) (*registryView, error) {
+func readRegistry(dir string) (*registryView, error) {
 	g := &registryView{streams: map[string]*streamEntry{}, prev: zeroHash, live: []string{}}
 	var err error
 	if g.known, err = publicKeys(dir); err != nil {
@@ -76,11 +81,8 @@ func readRegistryAt(dir string, at func(*registryView)) (*registryView, error) {
 			break
 		}
 		g.take(line)
-		if at != nil {
-			at(g)
-		}
 	}
-	data, _, err := readTail(f, l.off)
+	data, err := io.ReadAll(io.NewSectionReader(f, l.off, maxRegLine))
 	if err != nil {
 		return nil, err
 	}
@@ -101,7 +103,6 @@ func (g *registryView) take(line []byte) {
 	if err != nil {
 		g.find(VerdictAltered, "line %d: %v", len(g.lines), err)
 		g.lines = append(g.lines, "")
-		g.tree.add(line)
 		g.prev = ""
 		return
 	}
@@ -114,7 +115,6 @@ func (g *registryView) take(line []byte) {
 	}
 	g.prev = l.Hash
 	g.lines = append(g.lines, l.Hash)
-	g.tree.add(line)
 }
 
 // frame checks place, chain and hash.

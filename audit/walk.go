@@ -28,7 +28,7 @@ func (c *chain) walk(dir string, open bool) (walked, error) {
 		}
 	}
 	w := walked{last: 1}
-	buf := make([]byte, 1<<20)
+	buf := make([]byte, 256<<10)
 	for _, n := range numbers {
 		if n > w.segments+1 {
 			c.find(VerdictGap, w.segments+1, c.seq, "segments "+span(uint64(w.segments)+1, uint64(n)-1)+" are missing") //nolint:gosec // positive

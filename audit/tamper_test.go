@@ -1,0 +1,337 @@
+package audit
+
+import (
+	"bytes"
+	"fmt"
+	"io/fs"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// sampleLog is a log of three sealed streams, one of two segments, one recovered.
+func sampleLog(t *testing.T) (dir string, streams []string) {
+	t.Helper()
+	dir = filepath.Join(t.TempDir(), "audit")
+	for i := range 3 {
+		g := start(t, Options{Dir: dir, FS: &faulty{}, SegmentSize: small})
+		streams = append(streams, g.stream())
+		g.requests(t, 5)
+		if i == 1 {
+			g.must(t, wide(g, "w1"), wide(g, "w2"))
+			g.requests(t, 5)
+		}
+		if i == 2 {
+			g.die(t)
+			last := start(t, Options{Dir: dir, FS: &faulty{}, SegmentSize: small})
+			streams = append(streams, last.stream())
+			last.requests(t, 2)
+			g = last
+		}
+		g.close(t)
+	}
+	rep := wantVerdict(t, dir, VerdictComplete)
+	if len(rep.OpenStreams) != 0 || rep.Streams != 4 {
+		t.Fatalf("the sample: %+v", rep)
+	}
+	return dir, streams
+}
+
+// covered lists the files that hold records.
+func covered(t *testing.T, dir string) []string {
+	t.Helper()
+	names := []string{registryFile}
+	err := fs.WalkDir(os.DirFS(dir), streamsDir, func(name string, d fs.DirEntry, err error) error {
+		if err == nil && d.Type().IsRegular() {
+			names = append(names, name)
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return names
+}
+
+func edit(t *testing.T, name string, change func([]byte) []byte) {
+	t.Helper()
+	b, err := os.ReadFile(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(name, change(b), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Random alterations of random files: every one is found, whatever byte it strikes.
+func TestRandomAlterationsAreFound(t *testing.T) {
+	dir, _ := sampleLog(t)
+	names := covered(t, dir)
+	rnd := rand.New(rand.NewPCG(158, 169))
+	kinds := []struct {
+		name string
+		do   func(b []byte) []byte
+	}{
+		{"flip a bit", func(b []byte) []byte { b[rnd.IntN(len(b))] ^= 1 << rnd.IntN(8); return b }},
+		{"change a byte", func(b []byte) []byte { b[rnd.IntN(len(b))] ^= byte(1 + rnd.IntN(255)); return b }},
+		{"delete a byte", func(b []byte) []byte { i := rnd.IntN(len(b)); return slices.Delete(b, i, i+1) }},
+		{"insert a byte", func(b []byte) []byte { return slices.Insert(b, rnd.IntN(len(b)+1), byte(rnd.IntN(256))) }},
+		{"cut the tail", func(b []byte) []byte { return b[:rnd.IntN(len(b))] }},
+		{"append", func(b []byte) []byte { return append(b, make([]byte, 1+rnd.IntN(9))...) }},
+		{"delete a line", func(b []byte) []byte {
+			l := split(b)
+			i := rnd.IntN(len(l))
+			return bytes.Join(slices.Delete(l, i, i+1), nil)
+		}},
+		{"repeat a line", func(b []byte) []byte {
+			l := split(b)
+			i := rnd.IntN(len(l))
+			return bytes.Join(slices.Insert(l, i, l[i]), nil)
+		}},
+		{"swap lines", func(b []byte) []byte {
+			l := split(b)
+			if len(l) < 2 {
+				return b[:0]
+			}
+			i := rnd.IntN(len(l) - 1)
+			l[i], l[i+1] = l[i+1], l[i]
+			return bytes.Join(l, nil)
+		}},
+	}
+	for i := range 250 {
+		kind, name := kinds[i%len(kinds)], names[rnd.IntN(len(names))]
+		path := filepath.Join(dir, name)
+		before, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		after := kind.do(bytes.Clone(before))
+		if bytes.Equal(before, after) {
+			continue
+		}
+		if err := os.WriteFile(path, after, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if rep := verify(t, dir); rep.Verdict == VerdictComplete {
+			t.Errorf("alteration %d: %s in %s is not found", i, kind.name, name)
+		}
+		if err := os.WriteFile(path, before, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	wantVerdict(t, dir, VerdictComplete) // each was undone: it was found for itself
+}
+
+func split(b []byte) [][]byte { return slices.Collect(bytes.Lines(b)) }
+
+func TestAlterationsOfFilesAreFound(t *testing.T) {
+	sample, streams := sampleLog(t)
+	two := filepath.Join(streamsDir, streams[1]) // has two segments
+	for _, c := range []struct {
+		name    string
+		do      func(t *testing.T, dir string)
+		verdict string
+	}{
+		{"a stream is deleted", remove(filepath.Join(streamsDir, streams[0])), VerdictGap},
+		{"the newest stream is deleted", remove(filepath.Join(streamsDir, streams[3])), VerdictGap},
+		{"all streams are deleted", remove(streamsDir), VerdictGap},
+		{"the registry is deleted", remove(registryFile), VerdictTruncated},
+		{"registry and streams are deleted", func(t *testing.T, dir string) {
+			remove(registryFile)(t, dir)
+			remove(streamsDir)(t, dir)
+		}, VerdictTruncated},
+		{"the registry is emptied", func(t *testing.T, dir string) {
+			edit(t, filepath.Join(dir, registryFile), func([]byte) []byte { return nil })
+		}, VerdictTruncated},
+		{"the registry's last line is cut off", func(t *testing.T, dir string) {
+			edit(t, filepath.Join(dir, registryFile), func(b []byte) []byte { l := split(b); return bytes.Join(l[:len(l)-1], nil) })
+		}, VerdictTruncated},
+		{"the first segment is deleted", remove(filepath.Join(two, "1.jsonl")), VerdictTruncated},
+		{"the last segment is deleted", remove(filepath.Join(two, "2.jsonl")), VerdictTruncated},
+		{"segments are swapped", func(t *testing.T, dir string) {
+			a, b, c := filepath.Join(dir, two, "1.jsonl"), filepath.Join(dir, two, "2.jsonl"), filepath.Join(dir, "c")
+			for _, mv := range [][2]string{{a, c}, {b, a}, {c, b}} {
+				if err := os.Rename(mv[0], mv[1]); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}, VerdictAltered},
+		{"the last record is cut off at its line's end", func(t *testing.T, dir string) {
+			edit(t, filepath.Join(dir, two, "2.jsonl"), func(b []byte) []byte { l := split(b); return bytes.Join(l[:len(l)-1], nil) })
+		}, VerdictTruncated},
+		{"a record in the middle is taken out", func(t *testing.T, dir string) {
+			edit(t, filepath.Join(dir, streamsDir, streams[0], "1.jsonl"), func(b []byte) []byte { l := split(b); return bytes.Join(slices.Delete(l, 2, 3), nil) })
+		}, VerdictTruncated},
+		{"a stream is put in another's place", func(t *testing.T, dir string) {
+			from, to := filepath.Join(dir, streamsDir, streams[0], "1.jsonl"), filepath.Join(dir, streamsDir, streams[3], "1.jsonl")
+			b, err := os.ReadFile(from)
+			if err != nil {
+				t.Fatal(err)
+			}
+			edit(t, to, func([]byte) []byte { return b })
+		}, VerdictAltered},
+		{"a file is added to a stream", func(t *testing.T, dir string) {
+			edit2(t, filepath.Join(dir, two, "notes.txt"))
+		}, VerdictAltered},
+		{"a file is added to the streams", func(t *testing.T, dir string) {
+			edit2(t, filepath.Join(dir, streamsDir, "notes.txt"))
+		}, VerdictAltered},
+		{"a segment is a link", func(t *testing.T, dir string) {
+			name := filepath.Join(dir, two, "2.jsonl")
+			if err := os.Rename(name, filepath.Join(dir, "elsewhere")); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.Symlink(filepath.Join(dir, "elsewhere"), name); err != nil {
+				t.Fatal(err)
+			}
+		}, VerdictAltered},
+		{"a sealed segment ends in NUL bytes", func(t *testing.T, dir string) {
+			edit(t, filepath.Join(dir, two, "2.jsonl"), func(b []byte) []byte { return append(b, 0, 0) })
+		}, VerdictAltered},
+		{"the public key is replaced", func(t *testing.T, dir string) {
+			k, _, err := newKey()
+			if err != nil {
+				t.Fatal(err)
+			}
+			pub, err := filepath.Glob(filepath.Join(dir, keysDir, "*"+publicExt))
+			if err != nil || len(pub) != 1 {
+				t.Fatal(pub, err)
+			}
+			edit(t, pub[0], func([]byte) []byte { return []byte(k.public) })
+		}, VerdictAltered},
+		{"a stream of a stranger is added", func(t *testing.T, dir string) {
+			other := start(t, Options{FS: &faulty{}})
+			other.requests(t, 1)
+			other.close(t)
+			if err := os.CopyFS(filepath.Join(dir, streamsDir, other.stream()), os.DirFS(filepath.Join(other.dir, streamsDir, other.stream()))); err != nil {
+				t.Fatal(err)
+			}
+		}, VerdictAltered},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			dir := copyDir(t, sample)
+			wantVerdict(t, dir, VerdictComplete)
+			c.do(t, dir)
+			rep := wantVerdict(t, dir, c.verdict)
+			if len(rep.Findings) == 0 {
+				t.Error("no finding tells where")
+			}
+		})
+	}
+}
+
+func remove(name string) func(*testing.T, string) {
+	return func(t *testing.T, dir string) {
+		t.Helper()
+		if err := os.RemoveAll(filepath.Join(dir, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func edit2(t *testing.T, name string) {
+	t.Helper()
+	if err := os.WriteFile(name, []byte("x"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// F165: whoever can write in the directory, and reads its signing key, can make a log
+// that is right in itself. An anchor kept elsewhere tells it.
+func TestF165OnlyAnAnchorTellsARewrittenLog(t *testing.T) {
+	dir, _ := sampleLog(t)
+	older := copyDir(t, dir)
+	oldAnchor, err := Anchor(t.Context(), dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := start(t, Options{Dir: dir, FS: &faulty{}})
+	g.requests(t, 1)
+	g.close(t)
+	anchor, err := Anchor(t.Context(), dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rewritten := filepath.Join(t.TempDir(), "audit")
+	if err := os.CopyFS(filepath.Join(rewritten, keysDir), os.DirFS(filepath.Join(dir, keysDir))); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(filepath.Join(rewritten, keysDir, signingKey), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for range 5 {
+		g := start(t, Options{Dir: rewritten, FS: &faulty{}})
+		g.requests(t, 3)
+		g.close(t)
+	}
+	for _, c := range []struct {
+		name, dir string
+		anchor    []byte
+		verdict   string
+	}{
+		{"the log itself", dir, anchor, VerdictComplete},
+		{"the log, by an older anchor", dir, oldAnchor, VerdictComplete},
+		{"an older copy of it", older, anchor, VerdictTruncated},
+		{"written anew with its own key", rewritten, anchor, VerdictAltered},
+	} {
+		wantVerdict(t, c.dir, VerdictComplete) // nothing in the directory tells it
+		rep, err := Verify(t.Context(), c.dir, VerifyOptions{Anchor: c.anchor})
+		if err != nil || rep.Verdict != c.verdict || !rep.Anchored {
+			t.Errorf("%s: %v, %+v", c.name, err, rep)
+		}
+	}
+	if _, err := Verify(t.Context(), dir, VerifyOptions{Anchor: []byte("{}")}); err == nil {
+		t.Error("an empty anchor is taken for one")
+	}
+}
+
+// F165: an edited line with all hashes computed anew fails on root and signature.
+func TestF165ARecomputedChainIsFound(t *testing.T) {
+	dir, streams := sampleLog(t)
+	name := filepath.Join(dir, streamsDir, streams[3], "1.jsonl")
+	edit(t, name, func(b []byte) []byte {
+		prev, out := zeroHash, []byte(nil)
+		for i, line := range split(b) {
+			line = line[:len(line)-1]
+			if i == 2 {
+				line = bytes.Replace(line, []byte(`"host":"api.allowed.test"`), []byte(`"host":"api.another.test"`), 1)
+			}
+			body := line[:len(line)-len(lineTail)]
+			out = append(out, body...)
+			start := len(out) - len(body)
+			out = append(out, `,"prev":"`+prev+`"`...)
+			out, prev = seal(out, start)
+		}
+		return out
+	})
+	rep := wantVerdict(t, dir, VerdictAltered)
+	for _, f := range rep.Findings {
+		if strings.Contains(f.What, "hash") && f.Segment != 0 {
+			t.Errorf("the chain was not recomputed well: %+v", f)
+		}
+	}
+	if !strings.Contains(fmt.Sprint(rep.Findings), "sealed with") {
+		t.Errorf("findings: %+v", rep.Findings)
+	}
+}
+
+// An older copy of one stream in place of the stream.
+func TestAnOlderCopyOfAStreamIsFound(t *testing.T) {
+	g := start(t, Options{FS: &faulty{}})
+	g.requests(t, 2)
+	older := copyDir(t, g.dir)
+	g.requests(t, 2)
+	g.close(t)
+	stream := filepath.Join(streamsDir, g.stream())
+	remove(stream)(t, g.dir)
+	if err := os.CopyFS(filepath.Join(g.dir, stream), os.DirFS(filepath.Join(older, stream))); err != nil {
+		t.Fatal(err)
+	}
+	if rep := verify(t, g.dir); rep.Verdict == VerdictComplete {
+		t.Errorf("%+v", rep)
+	}
+}
