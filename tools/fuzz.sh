@@ -5,9 +5,9 @@ cd "$(dirname "$0")/.."
 
 time=${FUZZTIME:-30s}
 found=0
-while IFS=: read -r file target; do
+while read -r file target; do
   found=1
-  echo "== $target (./$(dirname "$file"))"
-  go test -run '^$' -fuzz "^$target\$" -fuzztime "$time" "./$(dirname "$file")"
-done < <(git ls-files -z -- '*_test.go' | xargs -0 sed -nE 's/^func (Fuzz[A-Za-z0-9_]*)\(.*/\1/;T;F;p' | paste -d: - -)
+  echo "== $target ($(dirname "$file"))"
+  go test -run '^$' -fuzz "^$target\$" -fuzztime "$time" "$(dirname "$file")"
+done < <(grep -rE '^func Fuzz' --include='*_test.go' --exclude-dir=tools . | sed -E 's/^([^:]*):func (Fuzz[A-Za-z0-9_]*).*/\1 \2/' | sort)
 [ "$found" = 1 ] || { echo "fuzz.sh: no target found" >&2; exit 1; }

@@ -5,7 +5,7 @@
 #   2. build
 #   3. unit tests, with the race detector (packages without gVisor and Vault)
 #   4. the sandbox on real gVisor, while the test Vault is built beside it
-#   5. the broker against the real Vault, with the race detector
+#   5. credentials from the real Vault, with the race detector
 #   6. the command, end to end
 #
 # Nothing is skipped: a part that cannot run is a failure. All parts run even if
@@ -63,21 +63,16 @@ needs() {
 }
 
 # Sorts the packages of the module: those whose code or tests link gVisor cannot
-# have the race detector; the broker's tests need Vault.
+# have the race detector; those that start a Vault wait for it to be built.
 sort_packages() {
   unit=() sandbox=() vault=() command=()
   local path deps
   while IFS='|' read -r path deps; do
-    case $path in
+    case $path,$deps, in
       warder/cmd/*) command+=("$path") ;;
-      warder/broker*) vault+=("$path") ;;
-      *)
-        if [[ ",$deps," == *,gvisor.dev/* || ",$deps," == *,warder/runner,* ]]; then
-          sandbox+=("$path")
-        else
-          unit+=("$path")
-        fi
-        ;;
+      warder/internal/vaulttest,* | *,warder/internal/vaulttest,*) vault+=("$path") ;;
+      *,gvisor.dev/* | *,warder/runner,*) sandbox+=("$path") ;;
+      *) unit+=("$path") ;;
     esac
   done < <(go list -f '{{.ImportPath}}|{{join .Deps ","}},{{join .TestImports ","}},{{join .XTestImports ","}}' ./...)
   [ ${#unit[@]} -gt 0 ] && [ ${#sandbox[@]} -gt 0 ] && [ ${#vault[@]} -gt 0 ] && [ ${#command[@]} -gt 0 ]
@@ -103,7 +98,7 @@ part "sandbox on gVisor" go test -timeout 20m "${sandbox[@]}"
 if wait "$builder"; then
   WARDER_TEST_VAULT=$(cat "$path")
   export WARDER_TEST_VAULT
-  part "broker against Vault" env CGO_ENABLED=1 go test -race -timeout 15m "${vault[@]}"
+  part "credentials from Vault" env CGO_ENABLED=1 go test -race -timeout 15m "${vault[@]}"
 else
   cat "$log" >&2
   say "test Vault: FAILED to build"
