@@ -56,12 +56,16 @@ var ambientTime = map[string]bool{
 // bodyParts of input.request are made from the body.
 var bodyParts = []string{"body", "graphql", "jsonrpc", "mcp"}
 
-// analyse walks everything that was compiled, whether a decision reaches it or
+// analyse walks all that the authors wrote, whether a decision reaches it or
 // not: a rule that looks unused may be reached through a computed reference.
+// The composition is left out, because it is not evaluated with this input.
 func analyse(compiler *ast.Compiler) *inputPlan {
 	refs := &reference{}
 	time := false
 	for _, name := range sortedKeys(compiler.Modules) {
+		if name == compositionFile {
+			continue
+		}
 		walkRefs(compiler.Modules[name], func(ref ast.Ref) {
 			if ambientTime[ref.String()] {
 				time = true

@@ -83,7 +83,7 @@ func TestReadsListsTheParts(t *testing.T) {
 	input.request.headers[_][_] == "x"
 }`))
 	got := strings.Join(e.Reads(), " ")
-	if got != "approvals credentials request.headers request.host run.labels.env stage" {
+	if got != "request.headers request.host run.labels.env" {
 		t.Errorf("reads %s", got)
 	}
 }

@@ -146,12 +146,12 @@ func (e *Engine) compile(f *folder) error {
 	return err
 }
 
-// entryQuery evaluates the sets of entries of one stage. A kind without a rule
-// is left out and is the empty set.
+// entryQuery evaluates the sets of entries of one stage as one array. A kind
+// without a rule is left out and is the empty set.
 type entryQuery struct {
 	prepared rego.PreparedEvalQuery
-	vars     []string // binding of each kind, "" for a kind without a rule
-	any      bool
+	place    []int // of each kind in the array, -1 for a kind without a rule
+	size     int   // of the array; 0: nothing to evaluate
 }
 
 func (e *Engine) prepareEntries(ctx context.Context, kinds []string) (entryQuery, error) {
@@ -159,18 +159,17 @@ func (e *Engine) prepareEntries(ctx context.Context, kinds []string) (entryQuery
 	var parts []string
 	for _, kind := range kinds {
 		if !slices.ContainsFunc(e.rules, func(r entryRule) bool { return r.kind == kind }) {
-			q.vars = append(q.vars, "")
+			q.place = append(q.place, -1)
 			continue
 		}
-		q.vars = append(q.vars, kind)
-		parts = append(parts, kind+" = data.warder.egress."+kind)
-		q.any = true
+		q.place = append(q.place, len(parts))
+		parts = append(parts, "data.warder.egress."+kind)
 	}
-	if !q.any {
+	if q.size = len(parts); q.size == 0 {
 		return q, nil
 	}
 	var err error
-	q.prepared, err = prepare(ctx, e.compiler, e.store, e.txn, strings.Join(parts, "; "))
+	q.prepared, err = prepare(ctx, e.compiler, e.store, e.txn, "["+strings.Join(parts, ", ")+"]")
 	return q, err
 }
 

@@ -116,12 +116,9 @@ func (c *composer) compose(ctx context.Context, in *Input, sets entrySets, optio
 	if err != nil {
 		return Decision{}, err
 	}
-	if len(results) != 1 || len(results[0].Expressions) != 1 {
-		return Decision{}, errUndefined
-	}
-	term, ok := results[0].Expressions[0].Value.(*ast.Term)
-	if !ok {
-		return Decision{}, errUndefined
+	term, err := single(results)
+	if err != nil {
+		return Decision{}, err
 	}
 	d, err := decode(term, in.Stage)
 	if err != nil {

@@ -116,30 +116,40 @@ func (e *Engine) judge(ctx context.Context, in *Input, body *parsedBody, options
 
 // entries evaluates the sets of entries of one stage.
 func (e *Engine) entries(ctx context.Context, q *entryQuery, input ast.Value, options []rego.EvalOption) (entrySets, error) {
-	sets := make(entrySets, len(q.vars))
-	var bindings rego.Vars
-	if q.any {
+	sets := make(entrySets, len(q.place))
+	var found *ast.Array
+	if q.size > 0 {
 		results, err := q.prepared.Eval(ctx, append(options, rego.EvalParsedInput(input), rego.EvalTransaction(e.txn))...)
 		if err != nil {
 			return nil, err
 		}
-		if len(results) != 1 {
+		term, err := single(results)
+		if err != nil {
+			return nil, err
+		}
+		var ok bool
+		if found, ok = term.Value.(*ast.Array); !ok || found.Len() != q.size {
 			return nil, errUndefined
 		}
-		bindings = results[0].Bindings
 	}
-	for i, name := range q.vars {
-		if name == "" {
-			sets[i] = emptySet
-			continue
+	for i, place := range q.place {
+		if sets[i] = emptySet; place >= 0 {
+			sets[i] = found.Elem(place)
 		}
-		term, ok := bindings[name].(*ast.Term)
-		if !ok {
-			return nil, errUndefined
-		}
-		sets[i] = term
 	}
 	return sets, nil
+}
+
+// single is the value of a query of one expression.
+func single(results rego.ResultSet) (*ast.Term, error) {
+	if len(results) != 1 || len(results[0].Expressions) != 1 {
+		return nil, errUndefined
+	}
+	term, ok := results[0].Expressions[0].Value.(*ast.Term)
+	if !ok {
+		return nil, errUndefined
+	}
+	return term, nil
 }
 
 var emptySet = ast.SetTerm()

@@ -134,7 +134,7 @@ func TestSchemaDescribesTheWholeInput(t *testing.T) {
 	}
 	later := []string{"request.graphql", "request.jsonrpc", "request.mcp", "request.grpc", "request.git"}
 	built := map[string]bool{"run": true, "request": true, "destination": true}
-	for prefix, fields := range map[string][]field{"": topFields(), "run.": runFields(), "request.": requestFields(), "destination.": destinationFields()} {
+	for prefix, fields := range map[string][]field{"": topFields(), "run.": runFields(&reference{}), "request.": requestFields(&reference{}), "destination.": destinationFields()} {
 		for _, f := range fields {
 			built[prefix+f.name] = true
 		}

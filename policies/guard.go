@@ -64,7 +64,7 @@ func (e *Engine) newBodyGuard(ctx context.Context, modules map[string]*ast.Modul
 		return guard, nil
 	}
 	guard.compiled = true
-	guard.prepared, err = prepare(ctx, compiler, e.store, e.txn, "unjudged = data.warder.guard.unjudged")
+	guard.prepared, err = prepare(ctx, compiler, e.store, e.txn, "data.warder.guard.unjudged")
 	return guard, err
 }
 
@@ -106,12 +106,9 @@ func (g *bodyGuard) unjudged(ctx context.Context, input ast.Value, e *Engine, op
 	if err != nil {
 		return nil, err
 	}
-	if len(results) != 1 {
-		return nil, errUndefined
-	}
-	term, ok := results[0].Bindings["unjudged"].(*ast.Term)
-	if !ok {
-		return nil, errUndefined
+	term, err := single(results)
+	if err != nil {
+		return nil, err
 	}
 	set, ok := term.Value.(ast.Set)
 	if !ok {

@@ -42,8 +42,8 @@ var (
 func newInputPlan(refs *reference, time bool) *inputPlan {
 	p := &inputPlan{refs: refs}
 	p.top = wanted(refs, topFields())
-	p.run = wanted(refs, runFields(), "run")
-	p.request = wanted(refs, requestFields(), "request")
+	p.run = wanted(refs, runFields(refs), "run")
+	p.request = wanted(refs, requestFields(refs), "request")
 	p.dest = wanted(refs, destinationFields(), "destination")
 	for _, f := range p.request {
 		if f.name == "id" || f.name == "host" || f.name == "port" {
@@ -112,7 +112,27 @@ func topFields() []field {
 	}
 }
 
-func runFields() []field {
+// keysOf returns the constant keys under which a map of the input is read, and
+// false when all of it is.
+func (r *reference) keysOf(path ...string) ([]string, bool) {
+	node := r
+	for _, step := range path {
+		if node == nil || node.whole {
+			return nil, false
+		}
+		node = node.parts[step]
+	}
+	if node == nil || node.whole {
+		return nil, false
+	}
+	return sortedKeys(node.parts), true
+}
+
+func runFields(refs *reference) []field {
+	labels := func(in *Input, _ *parsedBody) *ast.Term { return stringObject(in.Run.Labels) }
+	if keys, ok := refs.keysOf("run", "labels"); ok {
+		labels = func(in *Input, _ *parsedBody) *ast.Term { return chosen(in.Run.Labels, keys, ast.StringTerm) }
+	}
 	text := func(get func(in *Input) string) func(*Input, *parsedBody) *ast.Term {
 		return func(in *Input, _ *parsedBody) *ast.Term { return ast.StringTerm(get(in)) }
 	}
@@ -122,11 +142,20 @@ func runFields() []field {
 		newField("agent", text(func(in *Input) string { return in.Run.Agent })),
 		newField("user", text(func(in *Input) string { return in.Run.User })),
 		newField("image_digest", text(func(in *Input) string { return in.Run.ImageDigest })),
-		newField("labels", func(in *Input, _ *parsedBody) *ast.Term { return stringObject(in.Run.Labels) }),
+		newField("labels", labels),
 	}
 }
 
-func requestFields() []field {
+// lists makes the field of a map with many values, restricted to keys if that is all that is read.
+func lists(refs *reference, name string, get func(r *Request) map[string][]string) field {
+	keys, ok := refs.keysOf("request", name)
+	if !ok {
+		return newField(name, func(in *Input, _ *parsedBody) *ast.Term { return listObject(get(&in.Request)) })
+	}
+	return newField(name, func(in *Input, _ *parsedBody) *ast.Term { return chosen(get(&in.Request), keys, stringArray) })
+}
+
+func requestFields(refs *reference) []field {
 	text := func(get func(r *Request) string) func(*Input, *parsedBody) *ast.Term {
 		return func(in *Input, _ *parsedBody) *ast.Term { return ast.InternedTerm(get(&in.Request)) }
 	}
@@ -138,8 +167,8 @@ func requestFields() []field {
 		newField("port", func(in *Input, _ *parsedBody) *ast.Term { return ast.InternedTerm(in.Request.Port) }),
 		newField("path", text(func(r *Request) string { return r.Path })),
 		newField("segments", func(in *Input, _ *parsedBody) *ast.Term { return stringArray(in.Request.Segments) }),
-		newField("query", func(in *Input, _ *parsedBody) *ast.Term { return listObject(in.Request.Query) }),
-		newField("headers", func(in *Input, _ *parsedBody) *ast.Term { return listObject(in.Request.Headers) }),
+		lists(refs, "query", func(r *Request) map[string][]string { return r.Query }),
+		lists(refs, "headers", func(r *Request) map[string][]string { return r.Headers }),
 		newField("protocol", text(func(r *Request) string { return r.Protocol })),
 		newField("content_type", text(func(r *Request) string { return r.ContentType })),
 		newField("content_length", func(in *Input, _ *parsedBody) *ast.Term { return integer(in.Request.ContentLength) }),
@@ -155,6 +184,17 @@ func destinationFields() []field {
 		newField("literal", func(in *Input, _ *parsedBody) *ast.Term { return ast.InternedTerm(in.Destination.Literal) }),
 		newField("sni", func(in *Input, _ *parsedBody) *ast.Term { return ast.InternedTerm(in.Destination.SNI) }),
 	}
+}
+
+// chosen makes an object of the members of m that have one of keys.
+func chosen[V any](m map[string]V, keys []string, term func(V) *ast.Term) *ast.Term {
+	pairs := make([][2]*ast.Term, 0, len(keys))
+	for _, k := range keys {
+		if v, ok := m[k]; ok {
+			pairs = append(pairs, [2]*ast.Term{ast.StringTerm(k), term(v)})
+		}
+	}
+	return ast.ObjectTerm(pairs...)
 }
 
 func stringArray(list []string) *ast.Term {
