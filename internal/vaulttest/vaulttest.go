@@ -37,7 +37,7 @@ type Server struct {
 // Start runs a Vault until the test ends.
 func Start(t testing.TB) *Server {
 	t.Helper()
-	cmd := exec.Command(binary(t), "-listen", "127.0.0.1:0", "-parent") //nolint:gosec // a path of ours
+	cmd := exec.Command(Binary(t), "-listen", "127.0.0.1:0", "-parent") //nolint:gosec // a path of ours
 	cmd.Env = []string{"HOME=/nonexistent"}
 	in, err := cmd.StdinPipe()
 	if err != nil {
@@ -76,8 +76,8 @@ func Start(t testing.TB) *Server {
 	return s
 }
 
-// binary returns the path of the server, which is built when it is not there.
-func binary(t testing.TB) string {
+// Binary returns the path of the server, which is built when it is not there.
+func Binary(t testing.TB) string {
 	t.Helper()
 	if p := os.Getenv("WARDER_TEST_VAULT"); p != "" {
 		return p
