@@ -225,3 +225,5 @@ func end(t *testing.T, s *Session) []Outcome {
 	defer cancel()
 	return s.End(ctx)
 }
+
+var testRun = identity.Run{ID: "r-1"}
