@@ -52,8 +52,10 @@ done
 for pid in "${pids[@]}"; do wait "$pid" || status=1; done
 
 "${warder[@]}" -- true # sweeps what the killed runs left
-left=$(find "$WARDER_STATE_DIR/runs" -type f -name '*.json' 2>/dev/null | wc -l)
-[ "$left" = 0 ] || { echo "soak: $left state files are left" >&2; status=1; }
+left=$(find "$WARDER_STATE_DIR/runs" -mindepth 1 ! -name .lock)
+[ -z "$left" ] || { printf 'soak: state is left:\n%s\n' "$left" >&2; status=1; }
+left=$(find /sys/fs/cgroup -type d -name 'warder-r-*' 2>/dev/null || true)
+[ -z "$left" ] || { printf 'soak: cgroups are left (of other runs, perhaps):\n%s\n' "$left" >&2; status=1; }
 [ "$(grep -c . /proc/self/mounts)" = "$before" ] || { echo "soak: mounts are left" >&2; status=1; }
 if pgrep -f "$dir/warder.yaml" >/dev/null; then
   echo "soak: processes are left:" >&2
