@@ -48,6 +48,23 @@ func BenchmarkDecide(b *testing.B) {
 	for _, n := range benchSizes {
 		e := load(b, benchPolicy(n))
 		in := benchInput(n)
+		b.Run(fmt.Sprintf("rules=%d/cached", n), func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				if d := e.decide(ctx, in); d.Verdict != Allow {
+					b.Fatalf("%+v", d)
+				}
+			}
+		})
+		b.Run(fmt.Sprintf("rules=%d/cached with id", n), func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				if d := e.Decide(ctx, in); d.Verdict != Allow {
+					b.Fatalf("%+v", d)
+				}
+			}
+		})
+		e.cache = nil
 		b.Run(fmt.Sprintf("rules=%d/uncached", n), func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {

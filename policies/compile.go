@@ -142,6 +142,9 @@ func (e *Engine) compile(f *folder) error {
 			e.connection = q
 		}
 	}
+	if e.plan.cacheable {
+		e.cache = newDecisionCache()
+	}
 	e.composer, err = newComposer(ctx)
 	return err
 }

@@ -135,7 +135,7 @@ func (c *composer) recall(hash int, in *Input, sets entrySets) (Decision, bool) 
 		known := &c.composed[hash][i]
 		if known.stage == in.Stage && slices.Equal(known.approvals, in.Approvals) &&
 			slices.Equal(known.credentials, in.Credentials) && slices.EqualFunc(known.entries, sets, equalTerms) {
-			return known.decision.clone(), true
+			return known.decision, true
 		}
 	}
 	return Decision{}, false
@@ -156,7 +156,7 @@ func (c *composer) remember(hash int, in *Input, sets entrySets, d Decision) {
 	}
 	known := composedDecision{
 		stage: strings.Clone(in.Stage), entries: slices.Clone(sets),
-		approvals: slices.Clone(in.Approvals), credentials: slices.Clone(in.Credentials), decision: d.clone(),
+		approvals: slices.Clone(in.Approvals), credentials: slices.Clone(in.Credentials), decision: d,
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -184,10 +184,4 @@ func textSize(t *ast.Term) int {
 		return false
 	})
 	return size
-}
-
-// clone copies what the caller could change.
-func (d Decision) clone() Decision {
-	d.Rules, d.Limits = slices.Clone(d.Rules), slices.Clone(d.Limits)
-	return d
 }

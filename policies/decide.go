@@ -26,7 +26,8 @@ const (
 
 // Decide judges one request (or, at stage connection, one connection). It
 // never fails: whatever goes wrong is a denying Decision whose Detail says,
-// for operators, what and where.
+// for operators, what and where. Rules and Limits of the Decision are shared
+// with later ones and must not be changed.
 func (e *Engine) Decide(ctx context.Context, in *Input) Decision {
 	d := e.decide(ctx, in)
 	d.ID = identity.NewID()
@@ -49,12 +50,29 @@ func (e *Engine) decide(ctx context.Context, in *Input) (d Decision) {
 	if err := ctx.Err(); err != nil {
 		return refusal(ReasonPolicyTimeout, messageTimeout, "before evaluation: "+err.Error())
 	}
-	body := &parsedBody{}
+	body := &noBody
 	if e.plan.needs.Body && in.Stage == StageRequest {
 		body = parseBody(&in.Request)
 	}
-	return e.evaluate(ctx, in, body)
+	if e.cache == nil || body.value != nil || !body.judged() {
+		return e.evaluate(ctx, in, body)
+	}
+	space := e.cache.keys.Get().(*[]byte)
+	defer e.cache.keys.Put(space)
+	key := e.plan.cacheKey((*space)[:0], in)
+	if len(key) > maxCacheKey {
+		return e.evaluate(ctx, in, body)
+	}
+	if known := e.cache.get(key); known != nil {
+		return *known
+	}
+	d = e.evaluate(ctx, in, body)
+	e.cache.put(key, d)
+	return d
 }
+
+// noBody is the body of a request without one. It is never changed.
+var noBody parsedBody
 
 // rawTerm hands the result out as it is, without a conversion to JSON types.
 func rawTerm(t *ast.Term, _ *rego.EvalContext) (any, error) { return t, nil }

@@ -53,7 +53,8 @@ type Engine struct {
 	txn                 storage.Transaction // one read transaction for the life of the engine
 	request, connection entryQuery
 	composer            *composer
-	guard               *bodyGuard // nil: no rule needs it
+	cache               *decisionCache // nil: decisions differ in every request
+	guard               *bodyGuard     // nil: no rule needs it
 	plan                *inputPlan
 	rules               []entryRule
 	creds               map[string]CredentialInfo

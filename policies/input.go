@@ -1,6 +1,7 @@
 package policies
 
 import (
+	"encoding/binary"
 	"strconv"
 
 	"github.com/open-policy-agent/opa/v1/ast"
@@ -9,22 +10,24 @@ import (
 // InputVersion is input.version: it grows when the meaning of a field changes.
 const InputVersion = 1
 
-// field is one part of the input document. get returns nil when the part is
-// absent from this input.
+// field is one part of the input document.
 type field struct {
 	name string
 	key  *ast.Term
-	get  func(in *Input, body *parsedBody) *ast.Term
-}
-
-func newField(name string, get func(in *Input, body *parsedBody) *ast.Term) field {
-	return field{name: name, key: ast.StringTerm(name), get: get}
+	// get makes the value; nil when the part is absent from this input.
+	get func(in *Input, body *parsedBody) *ast.Term
+	// mix appends all that get depends on to the key of the decision cache, so
+	// that two inputs with equal keys have equal values. Parts made of the body
+	// have none: only decisions about requests without a body are cached.
+	mix func(key []byte, in *Input) []byte
 }
 
 // inputPlan builds only those parts of the input that the policy refers to.
 type inputPlan struct {
-	needs   Needs
-	refs    *reference
+	needs     Needs
+	cacheable bool
+	refs      *reference
+
 	top     []field
 	run     []field
 	request []field
@@ -50,11 +53,12 @@ func newInputPlan(refs *reference, time bool) *inputPlan {
 			p.connection = append(p.connection, f)
 		}
 	}
-	for _, part := range bodyParts {
+	for _, part := range append([]string{"body_truncated", "unparsed"}, bodyParts...) {
 		p.needs.Body = p.needs.Body || refs.has("request", part)
 	}
-	p.needs.Body = p.needs.Body || refs.has("request", "body_truncated") || refs.has("request", "unparsed")
 	p.needs.Time = time || refs.has("time")
+	// What differs in every request would only fill the cache.
+	p.cacheable = !p.needs.Time && !refs.has("usage") && !refs.has("request", "id")
 	return p
 }
 
@@ -68,6 +72,14 @@ func wanted(refs *reference, all []field, parent ...string) []field {
 	return chosen
 }
 
+// requestParts are the parts of request at the input's stage.
+func (p *inputPlan) requestParts(in *Input) []field {
+	if in.Stage == StageConnection {
+		return p.connection
+	}
+	return p.request
+}
+
 // build makes the input document.
 func (p *inputPlan) build(in *Input, body *parsedBody) ast.Value {
 	pairs := make([][2]*ast.Term, 0, len(p.top)+3)
@@ -75,11 +87,7 @@ func (p *inputPlan) build(in *Input, body *parsedBody) ast.Value {
 	if len(p.run) > 0 {
 		pairs = append(pairs, [2]*ast.Term{keyRun, object(p.run, in, body)})
 	}
-	request := p.request
-	if in.Stage == StageConnection {
-		request = p.connection
-	}
-	if len(request) > 0 {
+	if request := p.requestParts(in); len(request) > 0 {
 		pairs = append(pairs, [2]*ast.Term{keyRequest, object(request, in, body)})
 	}
 	if len(p.dest) > 0 {
@@ -101,15 +109,157 @@ func appendFields(pairs [][2]*ast.Term, fields []field, in *Input, body *parsedB
 	return pairs
 }
 
+// cacheKey appends everything that a decision about an input without a body
+// depends on. Each part says its own length, so no two inputs share a key.
+func (p *inputPlan) cacheKey(key []byte, in *Input) []byte {
+	key = mixText(key, in.Stage)
+	key = mixList(key, in.Approvals)
+	key = mixList(key, in.Credentials)
+	for _, group := range [...][]field{p.top, p.run, p.requestParts(in), p.dest} {
+		for i := range group {
+			if group[i].mix != nil {
+				key = group[i].mix(key, in)
+			}
+		}
+	}
+	return key
+}
+
 func topFields() []field {
 	return []field{
-		newField("version", func(*Input, *parsedBody) *ast.Term { return ast.InternedTerm(InputVersion) }),
-		newField("stage", func(in *Input, _ *parsedBody) *ast.Term { return ast.InternedTerm(in.Stage) }),
-		newField("usage", func(*Input, *parsedBody) *ast.Term { return ast.ObjectTerm() }),
-		newField("approvals", func(in *Input, _ *parsedBody) *ast.Term { return stringArray(in.Approvals) }),
-		newField("credentials", func(in *Input, _ *parsedBody) *ast.Term { return stringArray(in.Credentials) }),
-		newField("time", func(in *Input, _ *parsedBody) *ast.Term { return integer(in.TimeNS) }),
+		fixed("version", ast.InternedTerm(InputVersion)),
+		text("stage", func(in *Input) string { return in.Stage }),
+		fixed("usage", ast.ObjectTerm()),
+		list("approvals", func(in *Input) []string { return in.Approvals }),
+		list("credentials", func(in *Input) []string { return in.Credentials }),
+		number("time", func(in *Input) int64 { return in.TimeNS }),
 	}
+}
+
+func runFields(refs *reference) []field {
+	return []field{
+		text("id", func(in *Input) string { return in.Run.ID }),
+		text("task", func(in *Input) string { return in.Run.Task }),
+		text("agent", func(in *Input) string { return in.Run.Agent }),
+		text("user", func(in *Input) string { return in.Run.User }),
+		text("image_digest", func(in *Input) string { return in.Run.ImageDigest }),
+		members("labels", refs, "run", func(in *Input) map[string]string { return in.Run.Labels }, ast.StringTerm, mixText),
+	}
+}
+
+func requestFields(refs *reference) []field {
+	return []field{
+		text("id", func(in *Input) string { return in.Request.ID }),
+		text("method", func(in *Input) string { return in.Request.Method }),
+		text("scheme", func(in *Input) string { return in.Request.Scheme }),
+		text("host", func(in *Input) string { return in.Request.Host }),
+		number("port", func(in *Input) int64 { return int64(in.Request.Port) }),
+		text("path", func(in *Input) string { return in.Request.Path }),
+		list("segments", func(in *Input) []string { return in.Request.Segments }),
+		members("query", refs, "request", func(in *Input) map[string][]string { return in.Request.Query }, stringArray, mixList),
+		members("headers", refs, "request", func(in *Input) map[string][]string { return in.Request.Headers }, stringArray, mixList),
+		text("protocol", func(in *Input) string { return in.Request.Protocol }),
+		text("content_type", func(in *Input) string { return in.Request.ContentType }),
+		number("content_length", func(in *Input) int64 { return in.Request.ContentLength }),
+		ofBody("body", func(b *parsedBody) *ast.Term { return b.value }),
+		ofBody("body_truncated", func(b *parsedBody) *ast.Term { return ast.InternedTerm(b.truncated) }),
+		ofBody("unparsed", func(b *parsedBody) *ast.Term { return ast.InternedTerm(b.unparsed) }),
+	}
+}
+
+func destinationFields() []field {
+	return []field{
+		flag("transparent", func(in *Input) bool { return in.Destination.Transparent }),
+		flag("literal", func(in *Input) bool { return in.Destination.Literal }),
+		text("sni", func(in *Input) string { return in.Destination.SNI }),
+	}
+}
+
+func fixed(name string, value *ast.Term) field {
+	return field{name: name, key: ast.StringTerm(name), get: func(*Input, *parsedBody) *ast.Term { return value }}
+}
+
+func ofBody(name string, get func(*parsedBody) *ast.Term) field {
+	return field{name: name, key: ast.StringTerm(name), get: func(_ *Input, b *parsedBody) *ast.Term { return get(b) }}
+}
+
+func text(name string, get func(*Input) string) field {
+	return field{
+		name: name, key: ast.StringTerm(name),
+		get: func(in *Input, _ *parsedBody) *ast.Term { return ast.InternedTerm(get(in)) },
+		mix: func(key []byte, in *Input) []byte { return mixText(key, get(in)) },
+	}
+}
+
+func number(name string, get func(*Input) int64) field {
+	return field{
+		name: name, key: ast.StringTerm(name),
+		get: func(in *Input, _ *parsedBody) *ast.Term { return integer(get(in)) },
+		mix: func(key []byte, in *Input) []byte { return binary.AppendVarint(key, get(in)) },
+	}
+}
+
+func flag(name string, get func(*Input) bool) field {
+	return field{
+		name: name, key: ast.StringTerm(name),
+		get: func(in *Input, _ *parsedBody) *ast.Term { return ast.InternedTerm(get(in)) },
+		mix: func(key []byte, in *Input) []byte { return strconv.AppendBool(key, get(in)) },
+	}
+}
+
+func list(name string, get func(*Input) []string) field {
+	return field{
+		name: name, key: ast.StringTerm(name),
+		get: func(in *Input, _ *parsedBody) *ast.Term { return stringArray(get(in)) },
+		mix: func(key []byte, in *Input) []byte { return mixList(key, get(in)) },
+	}
+}
+
+// members makes the field of a map, restricted to those members that the
+// policy reads when it reads them by constant names.
+func members[V any](name string, refs *reference, parent string, get func(*Input) map[string]V, term func(V) *ast.Term, mix func([]byte, V) []byte) field {
+	f := field{name: name, key: ast.StringTerm(name)}
+	keys, constant := refs.keysOf(parent, name)
+	names := func(map[string]V) []string { return keys }
+	if !constant {
+		names = sortedKeys[V]
+	}
+	f.get = func(in *Input, _ *parsedBody) *ast.Term {
+		m := get(in)
+		names := names(m)
+		pairs := make([][2]*ast.Term, 0, len(names))
+		for _, k := range names {
+			if v, ok := m[k]; ok {
+				pairs = append(pairs, [2]*ast.Term{ast.InternedTerm(k), term(v)})
+			}
+		}
+		return ast.ObjectTerm(pairs...)
+	}
+	f.mix = func(key []byte, in *Input) []byte {
+		m := get(in)
+		names := names(m)
+		key = binary.AppendUvarint(key, uint64(len(names)))
+		for _, k := range names {
+			v, ok := m[k]
+			if key = strconv.AppendBool(mixText(key, k), ok); ok {
+				key = mix(key, v)
+			}
+		}
+		return key
+	}
+	return f
+}
+
+func mixText(key []byte, s string) []byte {
+	return append(binary.AppendUvarint(key, uint64(len(s))), s...)
+}
+
+func mixList(key []byte, list []string) []byte {
+	key = binary.AppendUvarint(key, uint64(len(list)))
+	for _, s := range list {
+		key = mixText(key, s)
+	}
+	return key
 }
 
 // keysOf returns the constant keys under which a map of the input is read, and
@@ -128,75 +278,6 @@ func (r *reference) keysOf(path ...string) ([]string, bool) {
 	return sortedKeys(node.parts), true
 }
 
-func runFields(refs *reference) []field {
-	labels := func(in *Input, _ *parsedBody) *ast.Term { return stringObject(in.Run.Labels) }
-	if keys, ok := refs.keysOf("run", "labels"); ok {
-		labels = func(in *Input, _ *parsedBody) *ast.Term { return chosen(in.Run.Labels, keys, ast.StringTerm) }
-	}
-	text := func(get func(in *Input) string) func(*Input, *parsedBody) *ast.Term {
-		return func(in *Input, _ *parsedBody) *ast.Term { return ast.StringTerm(get(in)) }
-	}
-	return []field{
-		newField("id", text(func(in *Input) string { return in.Run.ID })),
-		newField("task", text(func(in *Input) string { return in.Run.Task })),
-		newField("agent", text(func(in *Input) string { return in.Run.Agent })),
-		newField("user", text(func(in *Input) string { return in.Run.User })),
-		newField("image_digest", text(func(in *Input) string { return in.Run.ImageDigest })),
-		newField("labels", labels),
-	}
-}
-
-// lists makes the field of a map with many values, restricted to keys if that is all that is read.
-func lists(refs *reference, name string, get func(r *Request) map[string][]string) field {
-	keys, ok := refs.keysOf("request", name)
-	if !ok {
-		return newField(name, func(in *Input, _ *parsedBody) *ast.Term { return listObject(get(&in.Request)) })
-	}
-	return newField(name, func(in *Input, _ *parsedBody) *ast.Term { return chosen(get(&in.Request), keys, stringArray) })
-}
-
-func requestFields(refs *reference) []field {
-	text := func(get func(r *Request) string) func(*Input, *parsedBody) *ast.Term {
-		return func(in *Input, _ *parsedBody) *ast.Term { return ast.InternedTerm(get(&in.Request)) }
-	}
-	return []field{
-		newField("id", text(func(r *Request) string { return r.ID })),
-		newField("method", text(func(r *Request) string { return r.Method })),
-		newField("scheme", text(func(r *Request) string { return r.Scheme })),
-		newField("host", text(func(r *Request) string { return r.Host })),
-		newField("port", func(in *Input, _ *parsedBody) *ast.Term { return ast.InternedTerm(in.Request.Port) }),
-		newField("path", text(func(r *Request) string { return r.Path })),
-		newField("segments", func(in *Input, _ *parsedBody) *ast.Term { return stringArray(in.Request.Segments) }),
-		lists(refs, "query", func(r *Request) map[string][]string { return r.Query }),
-		lists(refs, "headers", func(r *Request) map[string][]string { return r.Headers }),
-		newField("protocol", text(func(r *Request) string { return r.Protocol })),
-		newField("content_type", text(func(r *Request) string { return r.ContentType })),
-		newField("content_length", func(in *Input, _ *parsedBody) *ast.Term { return integer(in.Request.ContentLength) }),
-		newField("body", func(_ *Input, b *parsedBody) *ast.Term { return b.value }),
-		newField("body_truncated", func(_ *Input, b *parsedBody) *ast.Term { return ast.InternedTerm(b.truncated) }),
-		newField("unparsed", func(_ *Input, b *parsedBody) *ast.Term { return ast.InternedTerm(b.unparsed) }),
-	}
-}
-
-func destinationFields() []field {
-	return []field{
-		newField("transparent", func(in *Input, _ *parsedBody) *ast.Term { return ast.InternedTerm(in.Destination.Transparent) }),
-		newField("literal", func(in *Input, _ *parsedBody) *ast.Term { return ast.InternedTerm(in.Destination.Literal) }),
-		newField("sni", func(in *Input, _ *parsedBody) *ast.Term { return ast.InternedTerm(in.Destination.SNI) }),
-	}
-}
-
-// chosen makes an object of the members of m that have one of keys.
-func chosen[V any](m map[string]V, keys []string, term func(V) *ast.Term) *ast.Term {
-	pairs := make([][2]*ast.Term, 0, len(keys))
-	for _, k := range keys {
-		if v, ok := m[k]; ok {
-			pairs = append(pairs, [2]*ast.Term{ast.StringTerm(k), term(v)})
-		}
-	}
-	return ast.ObjectTerm(pairs...)
-}
-
 func stringArray(list []string) *ast.Term {
 	terms := make([]*ast.Term, len(list))
 	for i, s := range list {
@@ -205,26 +286,19 @@ func stringArray(list []string) *ast.Term {
 	return ast.ArrayTerm(terms...)
 }
 
-func stringObject(m map[string]string) *ast.Term {
-	pairs := make([][2]*ast.Term, 0, len(m))
-	for k, v := range m {
-		pairs = append(pairs, [2]*ast.Term{ast.StringTerm(k), ast.StringTerm(v)})
-	}
-	return ast.ObjectTerm(pairs...)
-}
-
-func listObject(m map[string][]string) *ast.Term {
-	pairs := make([][2]*ast.Term, 0, len(m))
-	for k, v := range m {
-		pairs = append(pairs, [2]*ast.Term{ast.StringTerm(k), stringArray(v)})
-	}
-	return ast.ObjectTerm(pairs...)
-}
-
 // integer keeps all 64 bits, which a floating-point number would not.
 func integer(n int64) *ast.Term {
 	if int64(int32(n)) == n {
 		return ast.InternedTerm(int(n))
 	}
 	return ast.NewTerm(ast.Number(strconv.FormatInt(n, 10)))
+}
+
+// listObject makes an object of lists.
+func listObject(m map[string][]string) *ast.Term {
+	pairs := make([][2]*ast.Term, 0, len(m))
+	for k, v := range m {
+		pairs = append(pairs, [2]*ast.Term{ast.StringTerm(k), stringArray(v)})
+	}
+	return ast.ObjectTerm(pairs...)
 }
