@@ -1,6 +1,7 @@
 package audit
 
 import (
+	"context"
 	"crypto/rand"
 	"encoding/hex"
 	"errors"
@@ -86,6 +87,42 @@ func makeKey(fsys FS, dir string) (key, error) {
 		return key{}, err
 	}
 	return k, syncDir(fsys, keys)
+}
+
+// RotateKey makes a fresh signing key in o.Dir. The registry names it with a line that
+// the key before has signed. Live writers go on: their next line in the registry, and
+// the checkpoints after it, are signed with the new one. It returns the new key's name.
+func RotateKey(ctx context.Context, o Options) (string, error) {
+	name, err := rotateKey(ctx, o)
+	if err != nil {
+		return "", fmt.Errorf("audit: rotate key: %w", err)
+	}
+	return name, nil
+}
+
+func rotateKey(ctx context.Context, o Options) (name string, err error) {
+	if err := o.complete(); err != nil {
+		return "", err
+	}
+	if _, err := o.FS.Lstat(filepath.Join(o.Dir, registryFile)); err != nil {
+		return "", err
+	}
+	r, err := lockRegistry(ctx, &o)
+	if err != nil {
+		return "", err
+	}
+	defer func() { err = errors.Join(err, r.close()) }()
+	if err := r.useKey(); err != nil {
+		return "", err
+	}
+	next, err := makeKey(o.FS, o.Dir)
+	if err != nil {
+		return "", err
+	}
+	if _, err := r.append(regLine{Event: regKey, VKey: next.public, Live: r.live()}); err != nil {
+		return "", err
+	}
+	return next.Name(), r.adopt(next)
 }
 
 // readSmall returns a file of at most 64 KiB.

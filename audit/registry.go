@@ -266,30 +266,44 @@ func (r *registry) without(stream string) []string {
 
 // useKey loads the signing key, makes it at first use, and has the registry name it.
 func (r *registry) useKey() error {
-	keys := filepath.Join(r.o.Dir, keysDir)
-	if err := r.o.FS.MkdirAll(keys, 0o700); err != nil {
+	if err := r.o.FS.MkdirAll(filepath.Join(r.o.Dir, keysDir), 0o700); err != nil {
 		return err
 	}
 	k, err := loadKey(r.o.FS, r.o.Dir, signingKey)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if err == nil && r.last != nil && k.Name() == r.current() {
+		r.key = k
+		return nil
+	}
+	next, nextErr := loadKey(r.o.FS, r.o.Dir, comingKey)
+	if nextErr == nil && next.Name() == r.current() { // named, and the writer died before it was moved
+		return r.adopt(next)
+	}
 	if err == nil {
 		r.key = k
 		return r.nameKey()
 	}
-	if !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	if k, err = loadKey(r.o.FS, r.o.Dir, comingKey); err != nil { // missing, or torn by a crash
-		if k, err = makeKey(r.o.FS, r.o.Dir); err != nil {
+	if nextErr != nil { // missing, or torn by a crash
+		if next, err = makeKey(r.o.FS, r.o.Dir); err != nil {
 			return err
 		}
 	}
-	r.key = k
+	r.key = next
 	if err := r.nameKey(); err != nil {
 		return err
 	}
+	return r.adopt(next)
+}
+
+// adopt moves the coming key, which the registry names, into its place.
+func (r *registry) adopt(k key) error {
+	keys := filepath.Join(r.o.Dir, keysDir)
 	if err := r.o.FS.Rename(filepath.Join(keys, comingKey), filepath.Join(keys, signingKey)); err != nil {
 		return err
 	}
+	r.key = k
 	return syncDir(r.o.FS, keys)
 }
 
