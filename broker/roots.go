@@ -6,23 +6,14 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"runtime"
-)
 
-// bundles are the files in which Linux distributions keep the roots that they
-// trust. crypto/x509 knows them too, but asks the environment first.
-var bundles = [...]string{
-	"/etc/ssl/certs/ca-certificates.crt",
-	"/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",
-	"/etc/pki/tls/certs/ca-bundle.crt",
-	"/etc/ssl/ca-bundle.pem",
-	"/etc/ssl/cert.pem",
-}
+	"warder/internal/sysroots"
+)
 
 // rootsFor returns the roots in file alone, or those of the system.
 func rootsFor(file string) (*x509.CertPool, error) {
-	pool := x509.NewCertPool()
 	if file != "" {
+		pool := x509.NewCertPool()
 		raw, err := os.ReadFile(file)
 		if err != nil {
 			return nil, err
@@ -32,15 +23,7 @@ func rootsFor(file string) (*x509.CertPool, error) {
 		}
 		return pool, nil
 	}
-	if runtime.GOOS != "linux" {
-		return x509.SystemCertPool()
-	}
-	for _, b := range bundles {
-		if raw, err := os.ReadFile(b); err == nil && pool.AppendCertsFromPEM(raw) {
-			break
-		}
-	}
-	return pool, nil // empty: no server is trusted
+	return sysroots.Pool(), nil // empty: no server is trusted
 }
 
 // clientCertificate reads the pair anew for each handshake, so that a renewed

@@ -93,7 +93,7 @@ func (d *dialer) dialTLS(sessions tls.ClientSessionCache) func(context.Context, 
 		}
 		host, _, _ := net.SplitHostPort(hostport)
 		tc := tls.Client(raw.Conn, &tls.Config{
-			ServerName: host, RootCAs: d.up.roots, MinVersion: tls.VersionTLS12,
+			ServerName: host, RootCAs: d.up.roots(), MinVersion: tls.VersionTLS12,
 			NextProtos: []string{"http/1.1"}, ClientSessionCache: sessions,
 		})
 		if err := tc.HandshakeContext(ctx); err != nil {
@@ -226,7 +226,7 @@ func (d *dialer) connectVia(ctx context.Context, host, hostport string) (*upstre
 		return nil, dialFailure(ctx, err)
 	}
 	if d.up.via.Scheme == "https" {
-		tc := tls.Client(c, &tls.Config{ServerName: d.up.via.Hostname(), RootCAs: d.up.roots, MinVersion: tls.VersionTLS12})
+		tc := tls.Client(c, &tls.Config{ServerName: d.up.via.Hostname(), RootCAs: d.up.roots(), MinVersion: tls.VersionTLS12})
 		if err := tc.HandshakeContext(ctx); err != nil {
 			_ = c.Close()
 			return nil, tlsFailure(ctx, err)

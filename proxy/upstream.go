@@ -8,8 +8,10 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"sync"
 
 	"warder/internal/config"
+	"warder/internal/sysroots"
 )
 
 // upstreams is the checked form of config.Upstream.
@@ -20,7 +22,7 @@ import (
 type upstreams struct {
 	hosts    map[string]override
 	allowed  map[string]map[netip.AddrPort]bool // by name; "" holds for every name of hosts
-	roots    *x509.CertPool
+	roots    func() *x509.CertPool
 	resolver string   // ip:port; "" the system's servers
 	via      *url.URL // nil: direct
 }
@@ -117,21 +119,27 @@ func (u *upstreams) mayDial(name string, addr netip.AddrPort) bool {
 	return mapped && u.allowed[""][addr]
 }
 
-func loadRoots(files []string) (*x509.CertPool, error) {
-	roots, err := x509.SystemCertPool()
-	if err != nil {
-		roots = x509.NewCertPool()
-	}
+// loadRoots reads the configured authorities now and the host's on first use,
+// because that is slow and a run may never need them.
+func loadRoots(files []string) (func() *x509.CertPool, error) {
+	var extra [][]byte
 	for _, f := range files {
 		pem, err := os.ReadFile(f)
 		if err != nil {
 			return nil, fmt.Errorf("proxy: upstream.ca_files: %w", err)
 		}
-		if !roots.AppendCertsFromPEM(pem) {
+		if !x509.NewCertPool().AppendCertsFromPEM(pem) {
 			return nil, fmt.Errorf("proxy: upstream.ca_files: %s: no certificate in it", f)
 		}
+		extra = append(extra, pem)
 	}
-	return roots, nil
+	return sync.OnceValue(func() *x509.CertPool {
+		roots := sysroots.Pool()
+		for _, pem := range extra {
+			roots.AppendCertsFromPEM(pem)
+		}
+		return roots
+	}), nil
 }
 
 func withPort(s string, port uint16) (string, error) {

@@ -29,6 +29,10 @@ type Runner struct {
 	Audit  *audit.Log
 	State  *StateDir
 	Log    *slog.Logger
+
+	// Ready is asked before the task starts, when the sandbox already exists; an
+	// error refuses the run. nil: always ready.
+	Ready func(context.Context) error
 }
 
 // Time allowed for what should take milliseconds.

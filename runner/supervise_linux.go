@@ -33,6 +33,11 @@ func (u *run) supervise(ctx context.Context, res *Result) error {
 		case m.Phase == phaseCreated:
 			u.sandboxPID.Store(int64(m.SandboxPID))
 			u.trace(phaseCreated)
+			if u.Ready != nil {
+				if err := u.Ready(ctx); err != nil {
+					return refusef("%w", err)
+				}
+			}
 			if err := u.recordStart(ctx); err != nil {
 				return refusef("audit: %w", err)
 			}

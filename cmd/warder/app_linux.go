@@ -34,6 +34,9 @@ type app struct {
 	logins *runner.State // journal of login tokens, nil without Vault
 	log    *slog.Logger
 	trace  func(runner.Phase) // nil: none; set before the first request
+
+	policyLoaded chan struct{} // closed when engine or policyErr is set
+	policyErr    error
 }
 
 // appOptions are what flags may replace.
@@ -46,8 +49,8 @@ type appOptions struct {
 	stderr  io.Writer
 }
 
-// openApp reads the configuration, compiles the policy and opens the audit
-// stream, in the order in which a fault is best explained.
+// openApp reads the configuration, opens the audit stream and begins to compile
+// the policy; ready waits for that.
 func openApp(ctx context.Context, o appOptions) (*app, error) {
 	cfg, err := config.LoadFound(o.config)
 	if err != nil {
@@ -57,9 +60,11 @@ func openApp(ctx context.Context, o appOptions) (*app, error) {
 		cfg.Policy.Path = o.policy
 	}
 	a := &app{cfg: cfg, log: slog.New(slog.NewTextHandler(o.stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))}
-	if err := a.loadPolicy(o.stderr); err != nil {
-		return nil, err
-	}
+	a.policyLoaded = make(chan struct{})
+	go func() { // beside everything else: it is what takes longest
+		defer close(a.policyLoaded)
+		a.policyErr = a.loadPolicy(o.stderr)
+	}()
 	a.audit, err = audit.Open(ctx, audit.Options{
 		Dir: cfg.Audit.Dir, Durable: cfg.Audit.Durable,
 		Warn: func(msg string) { fmt.Fprintln(o.stderr, "warder: audit:", msg) },
@@ -67,14 +72,28 @@ func openApp(ctx context.Context, o appOptions) (*app, error) {
 	if err != nil {
 		return nil, fmt.Errorf("audit: %w", err)
 	}
-	if err := a.connect(ctx, o); err != nil {
+	if err := a.connect(o); err != nil {
+		<-a.policyLoaded
 		return nil, errors.Join(err, a.audit.Close(ctx))
 	}
 	return a, nil
 }
 
-func (a *app) connect(ctx context.Context, o appOptions) error {
+// ready waits for the policy and records it. Nothing is judged before.
+func (a *app) ready(ctx context.Context) error {
+	select {
+	case <-a.policyLoaded:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	if a.policyErr != nil {
+		return a.policyErr
+	}
 	a.recordPolicy(ctx)
+	return nil
+}
+
+func (a *app) connect(o appOptions) error {
 	var err error
 	if a.state, err = runner.OpenState(cmp.Or(o.state, config.StateDir())); err != nil {
 		return err
@@ -146,6 +165,7 @@ func (a *app) recordLease(event, runID string, o broker.Outcome) {
 func (a *app) close() error {
 	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
 	defer cancel()
+	<-a.policyLoaded
 	err := errors.Join(a.proxy.Close(ctx), a.broker.Close(ctx))
 	if a.logins != nil {
 		err = errors.Join(err, a.logins.Close())

@@ -51,6 +51,9 @@ func serveProxy(cmd *cobra.Command, file, policy string) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, a.close()) }()
+	if err := a.ready(ctx); err != nil {
+		return err
+	}
 	defer a.sweep(ctx, cmd.ErrOrStderr())()
 	clients, err := proxyClients(a.cfg.Proxy.Clients)
 	if err != nil {
