@@ -14,6 +14,7 @@ import (
 	"net/http"
 	"net/netip"
 	"strconv"
+	"strings"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -102,7 +103,7 @@ func (d *dialer) dialTLS(sessions tls.ClientSessionCache) func(context.Context, 
 		}
 		st := tc.ConnectionState()
 		sum := sha256.Sum256(st.PeerCertificates[0].Raw)
-		raw.Conn, raw.tlsVersion, raw.certSHA256 = tc, tls.VersionName(st.Version), hex.EncodeToString(sum[:])
+		raw.Conn, raw.tlsVersion, raw.certSHA256 = tc, strings.TrimPrefix(tls.VersionName(st.Version), "TLS "), hex.EncodeToString(sum[:])
 		return raw, nil
 	}
 }

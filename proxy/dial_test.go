@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/tls"
 	"io"
+	"log"
 	"net"
 	"net/http"
 	"net/netip"
@@ -264,7 +265,7 @@ func TestUpstreamFailures_F088_F104(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			s := &http.Server{Handler: http.HandlerFunc(ok200), ReadHeaderTimeout: time.Second}
+			s := &http.Server{Handler: http.HandlerFunc(ok200), ReadHeaderTimeout: time.Second, ErrorLog: log.New(io.Discard, "", 0)}
 			go s.Serve(ln)
 			t.Cleanup(func() { s.Close() })
 			return ln.Addr().String()
@@ -457,5 +458,20 @@ func TestCARootsComeFromTheConfiguration(t *testing.T) {
 	}
 	if _, err := newUpstreams(config.Upstream{CAFiles: []string{f}}); err == nil {
 		t.Error("a file without certificates was accepted")
+	}
+}
+
+func TestMixedAnswersDropTheInternalOne_F012(t *testing.T) {
+	up, err := newUpstreams(config.Upstream{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := newDialer(up, time.Second)
+	d.lookup = func(context.Context, string) ([]netip.Addr, error) {
+		return []netip.Addr{netip.MustParseAddr("127.0.0.1"), netip.MustParseAddr("9.9.9.9"), netip.MustParseAddr("fd00::1")}, nil
+	}
+	got, err := d.resolve(context.Background(), "mixed.test", 443)
+	if err != nil || !slices.Equal(got, []netip.AddrPort{netip.MustParseAddrPort("9.9.9.9:443")}) {
+		t.Errorf("%v %v", got, err)
 	}
 }

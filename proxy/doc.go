@@ -18,3 +18,5 @@
 //   - Zero values deny; a panic in any goroutine becomes a recorded
 //     internal-error and the process lives on.
 package proxy
+
+//go:generate go test -run=^TestReasonsDocument$ -update .

@@ -68,7 +68,9 @@ func (p *Proxy) newExchange(c *clientConn, h head, r *http.Request) *exchange {
 func (x *exchange) refuse(f *refusal) {
 	if x.refusal == nil {
 		x.refusal = f
-		x.status = f.httpStatus()
+		if !f.gone {
+			x.status = f.httpStatus()
+		}
 	}
 }
 
@@ -119,6 +121,9 @@ func (x *exchange) end() {
 	}
 	x.complete()
 	if abort {
+		if x.w.started && x.hijacked == nil {
+			x.w.Flush() // what did arrive of the answer
+		}
 		panic(http.ErrAbortHandler)
 	}
 }

@@ -65,6 +65,9 @@ func (x *exchange) forward(r *http.Request) (*http.Response, error) {
 	}
 	out := r.WithContext(httptrace.WithClientTrace(r.Context(), trace))
 	out.RequestURI = ""
+	out.Close = false // the client's wish is about its own connection
+	// An answer may begin before the request has ended, and go on beside it.
+	_ = http.NewResponseController(x.w.ResponseWriter).EnableFullDuplex()
 	keepAsIs(out.Header)
 	for {
 		conn, reused = nil, false
@@ -126,9 +129,7 @@ func (x *exchange) upstreamFailure(err error) *refusal {
 	case errors.As(err, &own):
 		return own
 	case errors.Is(err, context.Canceled):
-		f := refuse(reasonUpstreamProtocol, "the client went away")
-		f.cause = "the client went away before the answer"
-		return f
+		return &refusal{reason: reasonUpstreamProtocol, gone: true, cause: "the client went away before the answer"}
 	case isTimeout(err) || errors.Is(err, context.DeadlineExceeded):
 		return &refusal{reason: reasonUpstreamTimeout, detail: "the upstream did not answer in time", cause: err.Error()}
 	}
@@ -257,7 +258,7 @@ func (b *answerBody) Read(p []byte) (n int, err error) {
 func (x *exchange) brokenAnswer(err error) *refusal {
 	f := &refusal{reason: reasonUpstreamProtocol, detail: "the answer broke off", cause: err.Error()}
 	if errors.Is(err, context.Canceled) {
-		f.cause = "the client or the run went away"
+		f.gone, f.cause = true, "the client went away in mid-answer"
 	}
 	return f
 }

@@ -121,6 +121,7 @@ type refusal struct {
 	cause  string
 	after  int    // Retry-After in seconds; 0: the table's
 	asked  string // the other name of an authority mismatch
+	gone   bool   // nothing was refused: the client or the run went away
 }
 
 func (f *refusal) Error() string { return f.reason + ": " + f.detail }

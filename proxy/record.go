@@ -45,7 +45,9 @@ func (x *exchange) complete() {
 	x.timing.Total = micros(time.Since(x.start))
 	rec := x.record(audit.StageCompleted)
 	rec.Verdict = verdictAllow
-	if f := x.refusal; f != nil {
+	if f := x.refusal; f != nil && f.gone {
+		rec.Detail = f.cause
+	} else if f != nil {
 		rec.Reason, rec.Verdict, rec.Detail = f.reason, reasonByCode(f.reason).verdict, f.cause
 		if rec.Rule == "" {
 			rec.Rule = f.rule

@@ -1,0 +1,611 @@
+package proxy
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"warder/audit"
+	"warder/broker"
+	"warder/internal/identity"
+	"warder/policies"
+)
+
+func wsUpstream(t testing.TB) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		c, rw, err := http.NewResponseController(w).Hijack()
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer c.Close()
+		key := acceptKey(r.Header.Get("Sec-Websocket-Key"))
+		if r.URL.Query().Get("bad") != "" {
+			key = "wrong"
+		}
+		ext := r.Header.Get("Sec-Websocket-Extensions")
+		fmt.Fprintf(rw, "HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Accept: %s\r\nX-Ext: %s.\r\n\r\n", key, ext)
+		fmt.Fprintf(rw, "server first, %s|", r.Header.Get("Authorization"))
+		rw.Flush()
+		io.Copy(c, rw)
+	}
+}
+
+func TestWebSocket_F057(t *testing.T) {
+	for _, way := range []string{"clear text", "intercepted", "CONNECT", "absolute form"} {
+		t.Run(way, func(t *testing.T) {
+			host, set := "api.allowed.test", []setting{}
+			if way == "clear text" || way == "absolute form" {
+				host, set = "plain.allowed.test", []setting{plainUpstream}
+			}
+			e := newEnv(t, wsUpstream(t), set...)
+			var c net.Conn
+			target := "/ws"
+			switch way {
+			case "clear text":
+				c = e.plain(host)
+			case "intercepted":
+				c = e.tls(host)
+			case "CONNECT":
+				c = e.tunnel(host)
+			default:
+				c, target = e.explicit(), "http://"+host+"/ws"
+			}
+			early := "\x81\x85early\n\n bare LF and \x00, before the 101"
+			send(t, c, "GET "+target+" HTTP/1.1\r\nHost: "+host+"\r\nConnection: keep-alive, Upgrade\r\nUpgrade: WebSocket\r\n"+
+				"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Extensions: permessage-deflate\r\n\r\n"+early)
+			br := bufio.NewReader(c)
+			resp, err := http.ReadResponse(br, &http.Request{Method: "GET"})
+			if err != nil || resp.StatusCode != 101 || resp.Header.Get("Sec-Websocket-Accept") != "s3pPLMBiTxaQ9kYGzzhZRbK+xOo=" {
+				t.Fatalf("%v %v", resp, err)
+			}
+			if want := map[bool]string{true: ".", false: "permessage-deflate."}[host == "api.allowed.test"]; resp.Header.Get("X-Ext") != want {
+				t.Errorf("extensions %q", resp.Header.Get("X-Ext"))
+			}
+			greeting, err := br.ReadString('|')
+			if err != nil || strings.Contains(greeting, canary) || !strings.HasPrefix(greeting, "server first, ") {
+				t.Errorf("%q %v", greeting, err)
+			}
+			send(t, c, "more")
+			echo := make([]byte, len(early)+4)
+			if _, err := io.ReadFull(br, echo); err != nil || string(echo) != early+"more" {
+				t.Errorf("%q %v", echo, err)
+			}
+			if e.tape.count("completed") != 0 {
+				t.Error("completed before the end")
+			}
+			c.Close()
+			rec := e.tape.completed(t, 1)[0]
+			if rec.Response.Status != 101 || rec.Request.Bytes != int64(len(early)+4) || rec.Response.Bytes < int64(len(early)+4) || rec.Verdict != "allow" {
+				t.Errorf("record %s", dump(e.tape.recs))
+			}
+		})
+	}
+}
+
+func TestUpgradeOnlyByToken_F055_F058(t *testing.T) {
+	e := newEnv(t, func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("Upgrade") != "" {
+			wsUpstream(t)(w, r)
+			return
+		}
+		fmt.Fprintf(w, "%q %q", r.Header.Get("Connection"), r.Header.Get("Upgrade"))
+	})
+	for _, h := range []string{"Connection: notupgrade\r\nUpgrade: websocket", "Connection: Upgrade\r\nUpgrade: websocketx", "Connection: keep-alive\r\nUpgrade: websocket", "Connection: Upgrade\r\nUpgrade: h2c"} {
+		r := ask(t, e.tls("plain.allowed.test"), "GET / HTTP/1.1\r\nHost: plain.allowed.test\r\n"+h+"\r\n\r\n")
+		if r.StatusCode != 200 || r.body != `"" ""` {
+			t.Errorf("%q: %d %q", h, r.StatusCode, r.body)
+		}
+	}
+	// A wrong accept key is not an upgrade.
+	raw := strings.Replace(wsRequest, "/ws", "/ws?bad=1", 1)
+	if r := ask(t, e.tls("plain.allowed.test"), raw); r.StatusCode != 502 || r.reason() != "upstream-protocol" {
+		t.Errorf("answer %d %q", r.StatusCode, r.body)
+	}
+	// A denied upgrade is an ordinary denial, and ends the connection.
+	e.policy.mu.Lock()
+	e.policy.fn = func(*policies.Input) policies.Decision {
+		return policies.Decision{Verdict: policies.Deny, Reason: reasonNoRule}
+	}
+	e.policy.mu.Unlock()
+	c := e.tls("plain.allowed.test")
+	if r := ask(t, c, wsRequest); r.StatusCode != 403 || !r.Close {
+		t.Errorf("answer %d %v", r.StatusCode, r.Header)
+	}
+}
+
+// panicker panics where it is told to.
+type panicker struct{ Granter }
+
+func (panicker) Grant(context.Context, string, broker.Target) (*broker.Grant, error) {
+	panic("grant " + canary[:6])
+}
+
+func TestPanicsAreAnsweredRecordedAndSurvived_F099(t *testing.T) {
+	for name, c := range map[string]struct {
+		set    setting
+		status int
+	}{
+		"policy":  {policy(func(*policies.Input) policies.Decision { panic("policy") }), 500},
+		"granter": {func(_ *env, _ *Options, ro *RunOptions) { ro.Granter = panicker{} }, 500},
+		"lookup":  {nil, 500},
+	} {
+		t.Run(name, func(t *testing.T) {
+			set := []setting{}
+			if c.set != nil {
+				set = append(set, c.set)
+			}
+			e := newEnv(t, nil, set...)
+			if name == "lookup" { // on the transport's own goroutine
+				e.run.dialer.used = func(context.Context, string, override) { panic("lookup") }
+			}
+			for range 2 {
+				r := ask(t, e.tls("api.allowed.test"), get("/", "api.allowed.test"))
+				if r.StatusCode != c.status || r.reason() != "internal-error" {
+					t.Errorf("answer %d %q", r.StatusCode, r.body)
+				}
+			}
+			for _, rec := range e.tape.completed(t, 2) {
+				if rec.Reason != "internal-error" || rec.Verdict != "error" {
+					t.Errorf("record %s", dump(e.tape.recs))
+				}
+			}
+			if strings.Contains(e.up.bytes(), "GET") {
+				t.Error("something was forwarded")
+			}
+		})
+	}
+}
+
+type brokenGranter struct{ err error }
+
+func (b brokenGranter) Grant(context.Context, string, broker.Target) (*broker.Grant, error) {
+	return nil, b.err
+}
+
+func TestNoCredentialNoRequest(t *testing.T) {
+	for name, c := range map[string]struct {
+		g      Granter
+		status int
+		reason string
+		after  string
+	}{
+		"unavailable": {brokenGranter{&broker.Error{Reason: "credential-unavailable", RetryAfter: 1500 * time.Millisecond, Cause: errors.New("vault secret/path")}}, 503, "credential-unavailable", "2"},
+		"binding":     {brokenGranter{&broker.Error{Reason: "credential-binding"}}, 403, "credential-binding", ""},
+		"other error": {brokenGranter{io.EOF}, 503, "credential-unavailable", "5"},
+		"no grant":    {brokenGranter{}, 503, "credential-unavailable", "5"},
+		"odd reason":  {brokenGranter{&broker.Error{Reason: "allow"}}, 503, "credential-unavailable", "5"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			e := newEnv(t, nil, func(_ *env, _ *Options, ro *RunOptions) { ro.Granter = c.g })
+			r := ask(t, e.tls("api.allowed.test"), get("/", "api.allowed.test"))
+			if r.StatusCode != c.status || r.reason() != c.reason || r.Header.Get("Retry-After") != c.after || strings.Contains(r.body, "vault secret") {
+				t.Errorf("answer %d %v %q", r.StatusCode, r.Header, r.body)
+			}
+			rec := e.tape.completed(t, 1)[0]
+			if rec.Reason != c.reason || rec.Credential != nil || e.tape.count("reserved") != 1 {
+				t.Errorf("record %s", dump(e.tape.recs))
+			}
+			e.sawNothing(t)
+		})
+	}
+	t.Run("no granter", func(t *testing.T) {
+		e := newEnv(t, nil)
+		e.run.granter = nil
+		if r := ask(t, e.tls("api.allowed.test"), get("/", "api.allowed.test")); r.reason() != "credential-unavailable" {
+			t.Errorf("answer %q", r.body)
+		}
+	})
+}
+
+// order wraps the log and notes what came before what.
+type failing struct {
+	Recorder
+	fail atomic.Bool
+	done *audit.Log // closed: its futures fail
+}
+
+func (f *failing) Append(ctx context.Context, r *audit.Record) *audit.Future {
+	if f.fail.Load() {
+		return f.done.Append(ctx, r)
+	}
+	return f.Recorder.Append(ctx, r)
+}
+
+func TestNothingLeavesWithoutARecord(t *testing.T) {
+	dead, err := audit.Open(t.Context(), audit.Options{Dir: t.TempDir() + "/a", SegmentSize: 1 << 20})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := dead.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	var f *failing
+	e := newEnv(t, nil, func(_ *env, o *Options, _ *RunOptions) {
+		f = &failing{Recorder: o.Audit, done: dead}
+		o.Audit = f
+	})
+	f.fail.Store(true)
+	for _, host := range []string{"plain.allowed.test", "api.allowed.test"} {
+		r := ask(t, e.tls(host), get("/", host))
+		if r.StatusCode != 503 || r.reason() != "audit-unavailable" || r.Header.Get("Retry-After") == "" {
+			t.Errorf("answer %d %q", r.StatusCode, r.body)
+		}
+	}
+	f.fail.Store(false)
+	e.sawNothing(t)
+	e.run.mu.Lock()
+	e.run.last = nil // of the closed log
+	e.run.mu.Unlock()
+}
+
+func TestReservationStandsBeforeTheFirstByte(t *testing.T) {
+	var e *env
+	seen := make(chan int, 1)
+	e = newEnv(t, func(w http.ResponseWriter, _ *http.Request) { seen <- e.tape.count("reserved") })
+	ask(t, e.tls("plain.allowed.test"), get("/", "plain.allowed.test"))
+	if n := <-seen; n != 1 {
+		t.Errorf("%d reservations when the upstream was reached", n)
+	}
+}
+
+func TestSilenceAndStrangersAreRecorded_F063_F159(t *testing.T) {
+	short := withLimits(Limits{FirstByteTimeout: 50 * time.Millisecond, HandshakeTimeout: 100 * time.Millisecond, HeaderTimeout: 100 * time.Millisecond, IdleTimeout: 50 * time.Millisecond})
+	for name, c := range map[string]struct {
+		do     func(*testing.T, *env, net.Conn)
+		reason string
+	}{
+		"silence":          {func(*testing.T, *env, net.Conn) {}, "not-tls"},
+		"closed at once":   {func(_ *testing.T, _ *env, c net.Conn) { c.Close() }, "bad-request"},
+		"binary":           {func(t *testing.T, _ *env, c net.Conn) { send(t, c, "\x00\x01\x02") }, "not-tls"},
+		"SSH":              {func(t *testing.T, _ *env, c net.Conn) { send(t, c, "SSH-2.0-x\r\n\r\n") }, "bad-request"},
+		"half a head":      {func(t *testing.T, _ *env, c net.Conn) { send(t, c, "GET /half HTTP/1.1\r\nHost: x") }, "bad-request"},
+		"half a handshake": {func(t *testing.T, _ *env, c net.Conn) { send(t, c, "\x16\x03\x01\x02\x00\x01") }, "not-tls"},
+		"broken handshake": {func(t *testing.T, _ *env, c net.Conn) { send(t, c, "\x16\x03\x01\x00\x05hello") }, "bad-request"},
+		"CA not trusted": {func(_ *testing.T, _ *env, c net.Conn) {
+			tls.Client(c, &tls.Config{ServerName: "api.allowed.test", RootCAs: x509.NewCertPool()}).Handshake()
+		}, "bad-request"},
+		"handshake, then quiet": {func(t *testing.T, e *env, c net.Conn) { tls.Client(c, e.clientTLS("api.allowed.test")).Handshake() }, "bad-request"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			e := newEnv(t, nil, short)
+			conn, srv := pair(t)
+			e.run.ServeConn(srv, dest("api.allowed.test", 443))
+			c.do(t, e, conn)
+			rec := e.tape.completed(t, 1)[0]
+			if rec.Reason != c.reason || rec.Mode != "refused" || rec.Request.Host != "api.allowed.test" || rec.Request.Port != 443 {
+				t.Errorf("record %s", dump(e.tape.recs))
+			}
+			io.Copy(io.Discard, conn) // it is closed
+		})
+	}
+}
+
+func TestEarlyBytesWithCONNECT_F063(t *testing.T) {
+	e := newEnv(t, nil)
+	pr, pw := net.Pipe()
+	defer pr.Close()
+	go tls.Client(pw, e.clientTLS("api.allowed.test")).Handshake()
+	hello := make([]byte, 16<<10)
+	n, err := pr.Read(hello)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := e.explicit()
+	send(t, c, "CONNECT api.allowed.test:443 HTTP/1.1\r\nHost: api.allowed.test:443\r\n\r\n"+string(hello[:n]))
+	br := bufio.NewReader(c)
+	if resp, err := http.ReadResponse(br, &http.Request{Method: "CONNECT"}); err != nil || resp.StatusCode != 200 {
+		t.Fatalf("%v %v", resp, err)
+	}
+	if b, err := br.Peek(1); err != nil || b[0] != 0x16 {
+		t.Errorf("no server hello: %x %v", b, err)
+	}
+	// Clear text inside CONNECT, sent along.
+	e = newEnv(t, nil, plainUpstream)
+	c = e.explicit()
+	send(t, c, "CONNECT plain.allowed.test:80 HTTP/1.1\r\nHost: plain.allowed.test:80\r\n\r\n"+get("/", "plain.allowed.test"))
+	br = bufio.NewReader(c)
+	http.ReadResponse(br, &http.Request{Method: "CONNECT"})
+	if r := readReply(t, br, "GET"); r.StatusCode != 200 || r.body != "hello" {
+		t.Errorf("answer %d %q", r.StatusCode, r.body)
+	}
+	if rec := e.tape.completed(t, 1)[0]; rec.Mode != "plain" || rec.Request.Port != 80 {
+		t.Errorf("record %s", dump(e.tape.recs))
+	}
+}
+
+func TestTooManyConnections_F107(t *testing.T) {
+	e := newEnv(t, nil, withLimits(Limits{MaxConnsPerRun: 2}))
+	other, err := e.p.NewRun(RunOptions{Run: identity.Run{ID: identity.NewRunID()}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, b := e.tls("plain.allowed.test"), e.tls("plain.allowed.test")
+	c, s := pair(t)
+	e.run.ServeConn(s, dest("plain.allowed.test", 443))
+	if _, err := c.Read(make([]byte, 1)); err == nil || isTimeout(err) {
+		t.Errorf("a third connection: %v", err)
+	}
+	if rec := e.tape.completed(t, 1)[0]; rec.Reason != "too-many" {
+		t.Errorf("record %s", dump(e.tape.recs))
+	}
+	mine := e.run
+	e.run = other // another run is not touched
+	if r := ask(t, e.tls("plain.allowed.test"), get("/", "plain.allowed.test")); r.StatusCode != 200 {
+		t.Errorf("answer %d", r.StatusCode)
+	}
+	e.run = mine
+	a.Close()
+	e.tape.completed(t, 3)
+	ask(t, e.tls("plain.allowed.test"), get("/", "plain.allowed.test"))
+	b.Close()
+}
+
+func TestReservedName(t *testing.T) {
+	e := newEnv(t, nil)
+	ask(t, e.tls("evil.test"), get("/x", "evil.test"))
+	c := e.plain(reservedHost)
+	br := bufio.NewReader(c)
+	on := func(method, path string) reply {
+		send(t, c, strings.Replace(get(path, reservedHost), "GET", method, 1))
+		return readReply(t, br, method)
+	}
+	var doc struct {
+		Run     string
+		CA      string
+		Denials []Denial
+	}
+	if r := on("GET", "/"); json.Unmarshal([]byte(r.body), &doc) != nil || doc.Run != e.run.identity() || doc.CA != "/ca.pem" || len(doc.Denials) != 1 || doc.Denials[0].Host != "evil.test" {
+		t.Errorf("%q", r.body)
+	}
+	if r := on("GET", "/ca.pem"); r.body != string(e.run.CACertPEM()) || strings.Contains(r.body, "PRIVATE") {
+		t.Errorf("%q", r.body)
+	}
+	if r := on("GET", "/denials"); !strings.Contains(r.body, `"reason":"no-rule"`) {
+		t.Errorf("%q", r.body)
+	}
+	if r := on("HEAD", "/"); r.StatusCode != 200 || r.body != "" {
+		t.Errorf("%d %q", r.StatusCode, r.body)
+	}
+	if r := on("GET", "/nothing"); r.StatusCode != 404 {
+		t.Errorf("%d", r.StatusCode)
+	}
+	if r := on("POST", "/"); r.StatusCode != 405 {
+		t.Errorf("%d", r.StatusCode)
+	}
+	e.tape.completed(t, 7)
+	// By TLS and through the proxy too.
+	if r := ask(t, e.tls(reservedHost), get("/denials", reservedHost)); r.StatusCode != 200 {
+		t.Errorf("%d", r.StatusCode)
+	}
+	if r := ask(t, e.explicit(), get("http://"+reservedHost+"/ca.pem", reservedHost)); r.StatusCode != 200 {
+		t.Errorf("%d", r.StatusCode)
+	}
+}
+
+func TestLeafCertificates_F091_F092_F093(t *testing.T) {
+	e := newEnv(t, nil)
+	var wg sync.WaitGroup
+	leaves := make([]*tls.Certificate, 50)
+	for i := range leaves {
+		wg.Go(func() { leaves[i], _ = e.run.minter.leaf("new.test") })
+	}
+	wg.Wait()
+	for _, l := range leaves {
+		if l != leaves[0] || len(l.Certificate) != 2 {
+			t.Fatal("more than one certificate for one host, or no chain")
+		}
+	}
+	cert, err := x509.ParseCertificate(leaves[0].Certificate[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	ca := e.run.ca.cert
+	if cert.NotBefore.Before(ca.NotBefore) || cert.NotAfter.After(ca.NotAfter) || cert.NotBefore.After(time.Now().Add(-30*time.Minute)) {
+		t.Errorf("leaf from %v to %v", cert.NotBefore, cert.NotAfter)
+	}
+	again, _ := e.run.minter.leaf("other.test")
+	c2, _ := x509.ParseCertificate(again.Certificate[0])
+	if c2.SerialNumber.Cmp(cert.SerialNumber) == 0 {
+		t.Error("equal serials")
+	}
+	// Replaced before it ends; the cache is bounded.
+	now := time.Now()
+	m := newMinter(e.run.ca, e.p.leafKey, func() time.Time { return now })
+	first, _ := m.leaf("a.test")
+	now = now.Add(leafLife - backdate + time.Minute)
+	if second, _ := m.leaf("a.test"); second == first {
+		t.Error("a leaf near its end was shown")
+	}
+	for i := range leafsPerRun + 10 {
+		m.keep(&leaf{host: fmt.Sprint(i)})
+	}
+	if m.lru.Len() != leafsPerRun || len(m.byID) != leafsPerRun {
+		t.Errorf("%d and %d leaves kept", m.lru.Len(), len(m.byID))
+	}
+	other, err := NewCA()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if bytes.Equal(other.der, e.run.ca.der) || strings.Contains(string(other.CertPEM()), "KEY") {
+		t.Error("runs share a CA, or its key is shown")
+	}
+}
+
+func TestListener(t *testing.T) {
+	e := newEnv(t, nil, plainUpstream)
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	var opened, closed atomic.Int64
+	done := make(chan error, 1)
+	o := ListenOptions{
+		Clients: []Client{{Name: "ci", Token: sha256.Sum256([]byte("tok-CANARY-ci"))}, {Name: "dev", Token: sha256.Sum256([]byte("tok-CANARY-dev"))}},
+		Open: func(_ context.Context, client string) (*Run, error) {
+			opened.Add(1)
+			return e.p.NewRun(RunOptions{Run: identity.Run{ID: "r-" + client}, Offered: []string{"api"}})
+		},
+		Close: func(context.Context, string, *Run) { closed.Add(1) },
+	}
+	go func() { done <- e.p.ServeListener(ctx, ln, o) }()
+	dial := func() net.Conn {
+		c, err := net.Dial("tcp", ln.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.SetDeadline(time.Now().Add(10 * time.Second))
+		t.Cleanup(func() { c.Close() })
+		return c
+	}
+	auth := func(raw, field string) string {
+		return strings.Replace(raw, "\r\n\r\n", "\r\nProxy-Authorization: "+field+"\r\n\r\n", 1)
+	}
+	abs := get("http://plain.allowed.test/", "plain.allowed.test")
+	for _, field := range []string{"", "Bearer wrong", "Basic !!", "Bearer ", "Basic Og=="} {
+		raw := abs
+		if field != "" {
+			raw = auth(abs, field)
+		}
+		r := ask(t, dial(), raw)
+		if r.StatusCode != 407 || r.reason() != "unauthenticated" || r.Header.Get("Proxy-Authenticate") == "" {
+			t.Errorf("%q: %d %q", field, r.StatusCode, r.body)
+		}
+	}
+	if r := ask(t, dial(), auth("CONNECT plain.allowed.test:80 HTTP/1.1\r\nHost: plain.allowed.test:80\r\n\r\n", "Bearer wrong")); r.StatusCode != 407 {
+		t.Errorf("CONNECT: %d", r.StatusCode)
+	}
+	for _, rec := range e.tape.completed(t, 6) {
+		if rec.Reason != "unauthenticated" || rec.Run != nil {
+			t.Errorf("record %s", dump(e.tape.recs))
+		}
+	}
+	if e.up.connections() != 0 || opened.Load() != 0 {
+		t.Error("an unknown client reached something")
+	}
+	// Concurrent first uses of one client are one run.
+	var wg sync.WaitGroup
+	for range 8 {
+		c := dial()
+		wg.Go(func() {
+			if r := ask(t, c, auth(abs, "Bearer tok-CANARY-ci")); r.StatusCode != 200 {
+				t.Errorf("%d %q", r.StatusCode, r.body)
+			}
+		})
+	}
+	wg.Wait()
+	c := dial()
+	send(t, c, auth("CONNECT plain.allowed.test:80 HTTP/1.1\r\nHost: plain.allowed.test:80\r\n\r\n", "Basic eDp0b2stQ0FOQVJZLWRldg=="))
+	br := bufio.NewReader(c)
+	if resp, err := http.ReadResponse(br, &http.Request{Method: "CONNECT"}); err != nil || resp.StatusCode != 200 {
+		t.Fatalf("%v %v", resp, err)
+	}
+	send(t, c, get("/", "plain.allowed.test"))
+	if r := readReply(t, br, "GET"); r.StatusCode != 200 {
+		t.Errorf("%d %q", r.StatusCode, r.body)
+	}
+	if opened.Load() != 2 {
+		t.Errorf("%d runs", opened.Load())
+	}
+	recs := e.tape.completed(t, 15)
+	if recs[6].Run.ID != "r-ci" || recs[14].Run.ID != "r-dev" {
+		t.Errorf("records %s", dump(recs))
+	}
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	if closed.Load() != 2 {
+		t.Errorf("%d runs were closed", closed.Load())
+	}
+	if _, err := br.ReadByte(); err == nil || isTimeout(err) {
+		t.Error("a tunnel outlived the listener")
+	}
+	if strings.Contains(e.logs.String()+e.up.bytes()+dump(e.tape.recs), "tok-CANARY") {
+		t.Error("a token is in the log, the record or at the upstream")
+	}
+}
+
+func TestListenerWithoutClientsIsForLoopbackOnly(t *testing.T) {
+	e := newEnv(t, nil, plainUpstream)
+	o := ListenOptions{
+		Open: func(_ context.Context, client string) (*Run, error) {
+			return e.p.NewRun(RunOptions{Run: identity.Run{ID: "r-anonymous" + client}})
+		},
+		Close:   func(context.Context, string, *Run) {},
+		IdleEnd: 20 * time.Millisecond,
+	}
+	all, err := net.Listen("tcp", "0.0.0.0:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer all.Close()
+	if err := e.p.ServeListener(t.Context(), all, o); err == nil || !strings.Contains(err.Error(), "hint:") {
+		t.Errorf("%v", err)
+	}
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan struct{})
+	o.Close = func(context.Context, string, *Run) { close(ended) }
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- e.p.ServeListener(ctx, ln, o) }()
+	c, err := net.Dial("tcp", ln.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r := ask(t, c, get("http://plain.allowed.test/", "plain.allowed.test")); r.StatusCode != 200 {
+		t.Errorf("%d %q", r.StatusCode, r.body)
+	}
+	c.Close()
+	<-ended // for idleness
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
+
+var update = flag.Bool("update", false, "write docs/reasons.md")
+
+func TestReasonsDocument(t *testing.T) {
+	const file = "../docs/reasons.md"
+	var b bytes.Buffer
+	if err := WriteReasons(&b); err != nil {
+		t.Fatal(err)
+	}
+	if *update {
+		if err := os.WriteFile(file, b.Bytes(), 0o644); err != nil { //nolint:gosec // a public document
+			t.Fatal(err)
+		}
+	}
+	have, err := os.ReadFile(file)
+	if err != nil || !bytes.Equal(have, b.Bytes()) {
+		t.Errorf("%s is not the table in the code (%v); hint: go generate ./proxy", file, err)
+	}
+	seen := map[string]bool{}
+	for _, r := range reasonTable() {
+		if seen[r.code] || r.title == "" || r.meaning == "" || r.verdict == "" || r.retry == "" {
+			t.Errorf("row %+v", r)
+		}
+		seen[r.code] = true
+	}
+}
