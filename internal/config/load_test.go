@@ -145,6 +145,20 @@ func TestDefaultOffersNothing(t *testing.T) {
 	}
 }
 
+func TestEdgesOfTheRangesAreAccepted(t *testing.T) {
+	for _, text := range []string{
+		"sandbox: {uid_range: [65536, 2]}", "sandbox: {uid_range: [4294967293, 2]}", "sandbox: {memory: 16Mi, pids: 1, cpus: 0.01, disk: 1, timeout: 1ns}",
+		"sandbox: {cpus: 1024, pids: 4194304}", "proxy: {listen: \":0\"}", "proxy: {listen: \"[::1]:65535\"}",
+		"proxy: {upstream: {resolver: \"::1\", via: \"https://proxy.example:65535/\"}}",
+		"proxy: {upstream: {hosts: {\"127.0.0.1\": 127.0.0.1}, allow_addresses: [\"[::1]:443\"]}}",
+		"policy:\nvault:\ncredentials:\nproxy:\nsandbox:\naudit:", // sections may be left empty
+	} {
+		if _, err := parse("/w.yaml", []byte("version: 1\n"+text+"\n"), "/"); err != nil {
+			t.Errorf("%s: %v", text, err)
+		}
+	}
+}
+
 // Each case is a file and the exact text of its fault after the file's name.
 var faultCases = []struct{ name, text, want string }{
 	{"empty file", "", "1:1: the file is empty"},
@@ -168,6 +182,9 @@ var faultCases = []struct{ name, text, want string }{
 	{"syntax", "version: 1\npolicy: {path: \n", "2:"},
 	{"tab", "version: 1\npolicy:\n\tpath: x\n", "3:1: "},
 	{"control character", "version: 1\n# \x01\n", "2:3: not UTF-8 text"},
+	{"delete character", "version: 1 # \x7f\n", "1:14: not UTF-8 text"},
+	{"null in a list", "version: 1\nproxy: {upstream: {ca_files: [a, ~]}}\n", `2:34: "proxy.upstream.ca_files[1]" has no value`},
+	{"empty name in a list", "version: 1\nproxy: {upstream: {ca_files: [\"\"]}}\n", "2:31: proxy.upstream.ca_files[0] is required"},
 	{"not UTF-8", "version: 1\naudit: {dir: \xff}\n", "2:14: not UTF-8 text"},
 	{"anchor", "version: 1\npolicy: &p {path: x}\n", "2:9: anchors"},
 	{"alias", "version: 1\npolicy: *p\n", "2:9: "},
@@ -206,6 +223,11 @@ var faultCases = []struct{ name, text, want string }{
 	{"upstream host with a port", "version: 1\nproxy: {upstream: {hosts: {\"a.example:1\": 1.1.1.1}}}\n", "2:43: proxy.upstream.hosts.a.example:1: "},
 	{"allowed address without a port", "version: 1\nproxy: {upstream: {allow_addresses: [10.1.2.3]}}\n", "2:38: proxy.upstream.allow_addresses[0]: "},
 	{"allowed network", "version: 1\nproxy: {upstream: {allow_addresses: [\"10.0.0.0/8\"]}}\n", "2:38: proxy.upstream.allow_addresses[0]: "},
+	{"via another protocol", "version: 1\nproxy: {upstream: {via: \"socks5://proxy:1\"}}\n", "2:25: proxy.upstream.via must be http"},
+	{"via without a host", "version: 1\nproxy: {upstream: {via: \"http://\"}}\n", "2:25: proxy.upstream.via must be http"},
+	{"via with a path", "version: 1\nproxy: {upstream: {via: \"http://proxy/x\"}}\n", "2:25: proxy.upstream.via must be http"},
+	{"resolver that is a name", "version: 1\nproxy: {upstream: {resolver: dns.example}}\n", "2:30: proxy.upstream.resolver: "},
+	{"listen on a port out of range", "version: 1\nproxy: {listen: \"127.0.0.1:65536\"}\n", "2:17: proxy.listen: "},
 	{"password in via", "version: 1\nproxy: {upstream: {via: \"http://u:p@proxy:1\"}}\n", "2:25: proxy.upstream.via must not hold a user"},
 	{"ca without its key", "version: 1\nproxy: {ca: {cert_file: a}}\n", "2:9: proxy.ca.key_file is required"},
 	{"client with two proofs", "version: 1\nproxy: {clients: [{name: a, token_file: t, cert_file: c}]}\n", "2:44: proxy.clients[0] takes one of"},

@@ -230,7 +230,7 @@ func (v *checker) sandbox(s Sandbox) {
 }
 
 func (v *checker) listener(p Proxy) {
-	if v.has("proxy.listen") && !isHostPort(p.Listen, true) {
+	if v.has("proxy.listen") && !isHostPort(p.Listen) {
 		v.fault("proxy.listen", "write ADDRESS:PORT, such as 127.0.0.1:3128", "proxy.listen: %q is not an address and a port", p.Listen)
 	}
 	if p.CA != nil {
@@ -300,10 +300,11 @@ func isAddrPort(s string) bool {
 	return err == nil && ap.Port() != 0 && ap.Addr().Zone() == ""
 }
 
-// isHostPort takes an address (or name, or nothing) and a decimal port.
-func isHostPort(s string, zeroPort bool) bool {
+// isHostPort takes an address (or name, or nothing) and a decimal port; port 0
+// lets the system choose one.
+func isHostPort(s string) bool {
 	_, port, err := net.SplitHostPort(s)
-	return err == nil && (validPort(port) || zeroPort && port == "0")
+	return err == nil && (validPort(port) || port == "0")
 }
 
 func validPort(s string) bool {
