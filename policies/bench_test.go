@@ -104,7 +104,7 @@ func BenchmarkYardstick(b *testing.B) {
 		b.Run(fmt.Sprintf("rules=%d/EvalInput", n), func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
-				rs, err := full.Eval(ctx, rego.EvalInput(document))
+				rs, err := full.prepared.Eval(ctx, rego.EvalInput(document))
 				if err != nil || len(rs) != 1 {
 					b.Fatal(err)
 				}

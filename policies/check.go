@@ -65,7 +65,7 @@ func (e *Engine) Check() []Finding {
 	return c.findings
 }
 
-func (e *Engine) guardedRules() []guardedRule {
+func (e *Engine) guardedRules() []entryRule {
 	if e.guard == nil {
 		return nil
 	}

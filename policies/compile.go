@@ -10,9 +10,9 @@ import (
 	"strings"
 
 	"github.com/open-policy-agent/opa/v1/ast"
-	"github.com/open-policy-agent/opa/v1/rego"
 	"github.com/open-policy-agent/opa/v1/storage"
 	"github.com/open-policy-agent/opa/v1/storage/inmem"
+	"github.com/open-policy-agent/opa/v1/topdown"
 )
 
 //go:embed rego/decision.rego
@@ -152,9 +152,9 @@ func (e *Engine) compile(f *folder) error {
 // entryQuery evaluates the sets of entries of one stage as one array. A kind
 // without a rule is left out and is the empty set.
 type entryQuery struct {
-	prepared rego.PreparedEvalQuery
-	place    []int // of each kind in the array, -1 for a kind without a rule
-	size     int   // of the array; 0: nothing to evaluate
+	query *query // nil: no kind has a rule
+	place []int  // of each kind in the array, -1 for a kind without a rule
+	size  int    // of the array
 }
 
 func (e *Engine) prepareEntries(ctx context.Context, kinds []string) (entryQuery, error) {
@@ -172,18 +172,32 @@ func (e *Engine) prepareEntries(ctx context.Context, kinds []string) (entryQuery
 		return q, nil
 	}
 	var err error
-	q.prepared, err = prepare(ctx, e.compiler, e.store, e.txn, "["+strings.Join(parts, ", ")+"]")
+	q.query, err = prepare(ctx, e.compiler, e.store, e.txn, "["+strings.Join(parts, ", ")+"]")
 	return q, err
 }
 
-func prepare(ctx context.Context, compiler *ast.Compiler, store storage.Store, txn storage.Transaction, query string) (rego.PreparedEvalQuery, error) {
-	return rego.New(
-		rego.Query(query),
-		rego.Compiler(compiler),
-		rego.Store(store),
-		rego.Transaction(txn),
-		rego.StrictBuiltinErrors(true),
-	).PrepareForEval(ctx)
+var emptySet = ast.SetTerm()
+
+// sets evaluates the entries that match, in the order of the stage's kinds.
+func (q *entryQuery) sets(ctx context.Context, input ast.Value, cancel topdown.Cancel, now int64) (entrySets, error) {
+	var found *ast.Array
+	if q.query != nil {
+		term, err := q.query.eval(ctx, input, cancel, now)
+		if err != nil {
+			return nil, err
+		}
+		var ok bool
+		if found, ok = term.Value.(*ast.Array); !ok || found.Len() != q.size {
+			return nil, errUndefined
+		}
+	}
+	sets := make(entrySets, len(q.place))
+	for i, place := range q.place {
+		if sets[i] = emptySet; place >= 0 {
+			sets[i] = found.Elem(place)
+		}
+	}
+	return sets, nil
 }
 
 func withComposition(modules map[string]*ast.Module) (map[string]*ast.Module, error) {

@@ -8,8 +8,8 @@ import (
 	"sync"
 
 	"github.com/open-policy-agent/opa/v1/ast"
-	"github.com/open-policy-agent/opa/v1/rego"
 	"github.com/open-policy-agent/opa/v1/storage"
+	"github.com/open-policy-agent/opa/v1/topdown"
 )
 
 // Composition is a pure function of the entries that matched, the approvals
@@ -37,12 +37,13 @@ tunnel := input.entries.tunnel
 const (
 	maxComposed      = 4096
 	maxComposedBytes = 2048
+	maxSameHash      = 8 // the hash has no secret: text can be made to collide
 )
 
 type composer struct {
 	store storage.Store
 	txn   storage.Transaction
-	query rego.PreparedEvalQuery
+	query *query
 	limit int // of count
 
 	mu       sync.RWMutex
@@ -90,9 +91,8 @@ var stageKinds = map[string][]string{
 
 var keyEntries, keyStage, keyApprovals, keyCredentials = ast.StringTerm("entries"), ast.StringTerm("stage"), ast.StringTerm("approvals"), ast.StringTerm("credentials")
 
-// compose returns the decision for the entries that matched. options carry the
-// budget of the evaluation.
-func (c *composer) compose(ctx context.Context, in *Input, sets entrySets, options []rego.EvalOption) (Decision, error) {
+// compose returns the decision for the entries that matched.
+func (c *composer) compose(ctx context.Context, in *Input, sets entrySets, cancel topdown.Cancel) (Decision, error) {
 	hash := 0
 	for i, set := range sets {
 		hash = hash*31 + set.Hash() + i
@@ -112,11 +112,7 @@ func (c *composer) compose(ctx context.Context, in *Input, sets entrySets, optio
 		[2]*ast.Term{keyCredentials, stringArray(in.Credentials)},
 		[2]*ast.Term{keyEntries, ast.ObjectTerm(pairs...)},
 	)
-	results, err := c.query.Eval(ctx, append(options, rego.EvalParsedInput(input), rego.EvalTransaction(c.txn))...)
-	if err != nil {
-		return Decision{}, err
-	}
-	term, err := single(results)
+	term, err := c.query.eval(ctx, input, cancel, in.TimeNS)
 	if err != nil {
 		return Decision{}, err
 	}
@@ -160,6 +156,9 @@ func (c *composer) remember(hash int, in *Input, sets entrySets, d Decision) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if len(c.composed[hash]) >= maxSameHash {
+		return
+	}
 	if c.count >= c.limit {
 		clear(c.composed)
 		c.count = 0

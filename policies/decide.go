@@ -8,9 +8,6 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"github.com/open-policy-agent/opa/v1/ast"
-	"github.com/open-policy-agent/opa/v1/metrics"
-	"github.com/open-policy-agent/opa/v1/rego"
 	"github.com/open-policy-agent/opa/v1/topdown"
 
 	"warder/internal/identity"
@@ -74,9 +71,6 @@ func (e *Engine) decide(ctx context.Context, in *Input) (d Decision) {
 // noBody is the body of a request without one. It is never changed.
 var noBody parsedBody
 
-// rawTerm hands the result out as it is, without a conversion to JSON types.
-func rawTerm(t *ast.Term, _ *rego.EvalContext) (any, error) { return t, nil }
-
 func (e *Engine) evaluate(ctx context.Context, in *Input, body *parsedBody) Decision {
 	// The whole decision has one budget. The watchdog stops the evaluator, which
 	// looks at the flag at every step and inside its long-running built-ins.
@@ -87,14 +81,7 @@ func (e *Engine) evaluate(ctx context.Context, in *Input, body *parsedBody) Deci
 	watch := startWatchdog(budget)
 	defer watch.stop()
 
-	options := make([]rego.EvalOption, 0, 8)
-	options = append(options,
-		rego.EvalExternalCancel(watch.cancel),
-		rego.EvalMetrics(metrics.NoOp()),
-		rego.EvalGenerateJSON(rawTerm),
-		rego.EvalTime(time.Unix(0, in.TimeNS).UTC()),
-	)
-	d, err := e.judge(ctx, in, body, options)
+	d, err := e.judge(ctx, in, body, watch.cancel)
 	switch {
 	case watch.cancel.Cancelled() || topdown.IsCancel(err):
 		return refusal(ReasonPolicyTimeout, messageTimeout, fmt.Sprintf("stopped after %v", budget))
@@ -104,10 +91,8 @@ func (e *Engine) evaluate(ctx context.Context, in *Input, body *parsedBody) Deci
 	return e.locate(d)
 }
 
-var errUndefined = errors.New("the decision is undefined")
-
 // judge evaluates the entries and composes them.
-func (e *Engine) judge(ctx context.Context, in *Input, body *parsedBody, options []rego.EvalOption) (Decision, error) {
+func (e *Engine) judge(ctx context.Context, in *Input, body *parsedBody, cancel topdown.Cancel) (Decision, error) {
 	q := &e.request
 	switch in.Stage {
 	case StageRequest:
@@ -117,60 +102,20 @@ func (e *Engine) judge(ctx context.Context, in *Input, body *parsedBody, options
 		return Decision{}, fmt.Errorf("input.stage %q is neither %s nor %s", in.Stage, StageRequest, StageConnection)
 	}
 	input := e.plan.build(in, body)
-	sets, err := e.entries(ctx, q, input, options)
+	sets, err := q.sets(ctx, input, cancel, in.TimeNS)
 	if err != nil {
 		return Decision{}, err
 	}
-	d, err := e.composer.compose(ctx, in, sets, options)
+	d, err := e.composer.compose(ctx, in, sets, cancel)
 	if err != nil || d.Verdict == Deny || body.judged() {
 		return d, err
 	}
-	rule, err := e.guard.unjudged(ctx, input, e, options)
+	rule, err := e.guard.unjudged(ctx, input, cancel, in.TimeNS)
 	if err != nil || rule == nil {
 		return d, err
 	}
 	return refuseUnjudged(rule, body), nil
 }
-
-// entries evaluates the sets of entries of one stage.
-func (e *Engine) entries(ctx context.Context, q *entryQuery, input ast.Value, options []rego.EvalOption) (entrySets, error) {
-	sets := make(entrySets, len(q.place))
-	var found *ast.Array
-	if q.size > 0 {
-		results, err := q.prepared.Eval(ctx, append(options, rego.EvalParsedInput(input), rego.EvalTransaction(e.txn))...)
-		if err != nil {
-			return nil, err
-		}
-		term, err := single(results)
-		if err != nil {
-			return nil, err
-		}
-		var ok bool
-		if found, ok = term.Value.(*ast.Array); !ok || found.Len() != q.size {
-			return nil, errUndefined
-		}
-	}
-	for i, place := range q.place {
-		if sets[i] = emptySet; place >= 0 {
-			sets[i] = found.Elem(place)
-		}
-	}
-	return sets, nil
-}
-
-// single is the value of a query of one expression.
-func single(results rego.ResultSet) (*ast.Term, error) {
-	if len(results) != 1 || len(results[0].Expressions) != 1 {
-		return nil, errUndefined
-	}
-	term, ok := results[0].Expressions[0].Value.(*ast.Term)
-	if !ok {
-		return nil, errUndefined
-	}
-	return term, nil
-}
-
-var emptySet = ast.SetTerm()
 
 // locate adds to the detail of a policy error where its rule is written.
 func (e *Engine) locate(d Decision) Decision {

@@ -7,10 +7,9 @@ import (
 	"reflect"
 	"slices"
 	"testing"
-	"time"
 
-	"github.com/open-policy-agent/opa/v1/ast"
 	"github.com/open-policy-agent/opa/v1/rego"
+	"github.com/open-policy-agent/opa/v1/topdown"
 )
 
 // variety is policies that reach the input in every way we know of.
@@ -56,19 +55,18 @@ var changes = []func(*Input){
 
 // plainly is the decision by the shortest way through the public interface of
 // OPA: one query of data.warder.decision over the whole input.
-func plainly(t *testing.T, q rego.PreparedEvalQuery, in *Input, options ...rego.EvalOption) Decision {
+func plainly(t *testing.T, q *query, in *Input, options ...rego.EvalOption) Decision {
 	t.Helper()
 	whole := newInputPlan(&reference{whole: true}, true)
 	body := &parsedBody{}
 	if in.Stage == StageRequest {
 		body = parseBody(&in.Request)
 	}
-	options = append(options, rego.EvalParsedInput(whole.build(in, body)), rego.EvalTime(time.Unix(0, in.TimeNS).UTC()), rego.EvalGenerateJSON(rawTerm))
-	results, err := q.Eval(context.Background(), options...)
-	if err != nil || len(results) != 1 {
+	term, err := q.eval(context.Background(), whole.build(in, body), topdown.NewCancel(), in.TimeNS, options...)
+	if err != nil {
 		return refusal(ReasonPolicyError, "", "")
 	}
-	d, err := decode(results[0].Expressions[0].Value.(*ast.Term), in.Stage)
+	d, err := decode(term, in.Stage)
 	if err != nil {
 		return refusal(ReasonPolicyError, "", "")
 	}

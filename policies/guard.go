@@ -5,7 +5,7 @@ import (
 	"fmt"
 
 	"github.com/open-policy-agent/opa/v1/ast"
-	"github.com/open-policy-agent/opa/v1/rego"
+	"github.com/open-policy-agent/opa/v1/topdown"
 )
 
 // A deny or ask over the body says nothing about a body it cannot see, and
@@ -17,16 +17,9 @@ import (
 
 const guardFile = "warder:guard.rego"
 
-// guardedRule is one rule with its conditions on the body left out.
-type guardedRule struct {
-	entryRule
-	unconditional bool // its conditions could not be separated
-}
-
 type bodyGuard struct {
-	rules    []guardedRule
-	prepared rego.PreparedEvalQuery
-	compiled bool // some rule has conditions to evaluate
+	rules []entryRule
+	query *query // nil: all rules are unconditional
 }
 
 // newBodyGuard returns nil when no deny or ask needs one.
@@ -42,7 +35,7 @@ func (e *Engine) newBodyGuard(ctx context.Context, modules map[string]*ast.Modul
 			continue
 		}
 		index := len(guard.rules)
-		guard.rules = append(guard.rules, guardedRule{entryRule: r})
+		guard.rules = append(guard.rules, r)
 		module.Rules = append(module.Rules, skeleton(module, index, deps.independent(r.compiled.Body)))
 	}
 	if len(guard.rules) == 0 {
@@ -58,13 +51,9 @@ func (e *Engine) newBodyGuard(ctx context.Context, modules map[string]*ast.Modul
 		return nil, err
 	}
 	if compiler.Compile(all); compiler.Failed() {
-		for i := range guard.rules {
-			guard.rules[i].unconditional = true
-		}
-		return guard, nil
+		return guard, nil // without conditions, so each rule refuses every unseen body
 	}
-	guard.compiled = true
-	guard.prepared, err = prepare(ctx, compiler, e.store, e.txn, "data.warder.guard.unjudged")
+	guard.query, err = prepare(ctx, compiler, e.store, e.txn, "data.warder.guard.unjudged")
 	return guard, err
 }
 
@@ -90,23 +79,14 @@ func mentionsUnparsed(rule *ast.Rule) bool {
 }
 
 // unjudged returns the first rule that could have matched an unseen body.
-func (g *bodyGuard) unjudged(ctx context.Context, input ast.Value, e *Engine, options []rego.EvalOption) (*guardedRule, error) {
+func (g *bodyGuard) unjudged(ctx context.Context, input ast.Value, cancel topdown.Cancel, now int64) (*entryRule, error) {
 	if g == nil {
 		return nil, nil
 	}
-	for i := range g.rules {
-		if g.rules[i].unconditional {
-			return &g.rules[i], nil
-		}
+	if g.query == nil {
+		return &g.rules[0], nil
 	}
-	if !g.compiled {
-		return nil, nil
-	}
-	results, err := g.prepared.Eval(ctx, append(options, rego.EvalParsedInput(input), rego.EvalTransaction(e.txn))...)
-	if err != nil {
-		return nil, err
-	}
-	term, err := single(results)
+	term, err := g.query.eval(ctx, input, cancel, now)
 	if err != nil {
 		return nil, err
 	}
@@ -126,7 +106,7 @@ func (g *bodyGuard) unjudged(ctx context.Context, input ast.Value, e *Engine, op
 }
 
 // refuseUnjudged turns a decision into a denial because rule r could not see the body.
-func refuseUnjudged(r *guardedRule, body *parsedBody) Decision {
+func refuseUnjudged(r *entryRule, body *parsedBody) Decision {
 	why := "it is not JSON or a form that can be read without doubt"
 	if body.truncated {
 		why = "it is longer than what is read ahead"

@@ -132,7 +132,7 @@ func TestF154EveryWayToTheBodyIsGuarded(t *testing.T) {
 				"p.rego": "package warder.egress\n\nallow contains {\"rule\": \"any\"} if true\n\ncheck(r) if r.body.x == \"bad\"\n\nhelper if input.request.method == \"bad\"\n\nhelper2 if data.h == \"bad\"\n\nchain := 1 if input.request.port == 1\n\nelse := input.request.body.x\n\ndeny contains {\"rule\": \"d\"} if {\n\tinput.request.host == \"api.github.com\"\n\t" + condition + "\n}\n",
 				"l.rego": "package lib\n\nbody := input.request.body.x\n",
 			})
-			if e.guard == nil || !e.guard.compiled {
+			if e.guard == nil || e.guard.query == nil {
 				t.Fatal("no guard was compiled")
 			}
 			want(t, decide(t, e, truncated), Deny, ReasonDenied)
