@@ -148,3 +148,16 @@ func mentions(t *testing.T, fsys fs.FS, paths []string) []Violation {
 	}
 	return out
 }
+
+// docs/architecture.md has a row for every package of the product.
+func TestArchitectureNamesEveryPackage(t *testing.T) {
+	text, err := os.ReadFile(filepath.Join(root(t), "docs", "architecture.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range load(t) {
+		if !under(f.Dir, "tools") && !bytes.Contains(text, []byte("| `"+f.Dir+"` |")) {
+			t.Errorf("docs/architecture.md has no row for %s", f.Dir)
+		}
+	}
+}
