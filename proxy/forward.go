@@ -76,7 +76,8 @@ func (x *exchange) forward(r *http.Request) (*http.Response, error) {
 		x.headSent = err == nil
 		x.mu.Unlock()
 		if err == nil {
-			resp.Body = &answerBody{x: x, in: resp.Body}
+			up, _ := resp.Body.(io.Writer) // of an upgraded connection
+			resp.Body = &answerBody{x: x, in: resp.Body, up: up}
 			return resp, nil
 		}
 		if x.attempts >= maxAttempts || !reused || conn == nil || conn.wrote.Load() || body.touched() || r.Context().Err() != nil {
@@ -230,6 +231,7 @@ func (b *sendBody) Close() error { return nil }
 type answerBody struct {
 	x  *exchange
 	in io.ReadCloser
+	up io.Writer // nil unless the connection was upgraded
 }
 
 func (b *answerBody) Read(p []byte) (n int, err error) {
@@ -265,15 +267,12 @@ func (x *exchange) brokenAnswer(err error) *refusal {
 
 // Write is for an upgraded connection.
 func (b *answerBody) Write(p []byte) (int, error) {
-	w, ok := b.raw().(io.Writer)
-	if !ok {
+	if b.up == nil {
 		return 0, errors.New("proxy: not an upgraded connection")
 	}
-	n, err := w.Write(p)
+	n, err := b.up.Write(p)
 	b.x.sent.Add(int64(n))
 	return n, err
 }
-
-func (b *answerBody) raw() io.ReadCloser { return b.in }
 
 func (b *answerBody) Close() error { return b.in.Close() }
