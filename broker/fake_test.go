@@ -590,3 +590,67 @@ func TestPanickingSourceRefusesAndTheProcessLives(t *testing.T) {
 		t.Fatal(out)
 	}
 }
+
+func TestRefreshAheadDoesNotHoldRequestsUp(t *testing.T) {
+	f := newFake(t, nil)
+	r := fakeRig(t, f)
+	sess, _ := r.begin(t)
+	grant(t, sess, "github-read")
+	hold, entered := make(chan struct{}), make(chan struct{}, 10)
+	f.set("secret/data/github", func(w http.ResponseWriter, r *http.Request) {
+		entered <- struct{}{}
+		<-hold
+		jsonAnswer(200, `{"data":{"data":{"token":"S3CR3T-CANARY-next"}}}`)(w, r)
+	})
+	r.clock.add(kvKeep * 3 / 4)
+	for range 10 { // while the next value is on its way
+		if injected(t, grant(t, sess, "github-read")) != "Bearer "+githubCanary {
+			t.Fatal("not the value of the cache")
+		}
+	}
+	<-entered
+	close(hold)
+	e := sess.entries["github-read"]
+	for done := false; !done; {
+		e.mu.Lock()
+		done = e.call == nil
+		e.mu.Unlock()
+	}
+	if injected(t, grant(t, sess, "github-read")) != "Bearer S3CR3T-CANARY-next" || len(entered) != 0 {
+		t.Fatal("not refreshed, or more than once")
+	}
+}
+
+func TestF137FailedRefreshServesUntilTheEndAndThenRefuses(t *testing.T) {
+	f := newFake(t, nil)
+	r := fakeRig(t, f)
+	sess, _ := r.begin(t)
+	grant(t, sess, "github-read")
+	f.set("secret/data/github", jsonAnswer(503, `{"errors":["Vault is sealed"]}`))
+	start := r.clock.Now()
+	for r.clock.Now().Sub(start) < kvKeep-margin-time.Second {
+		if injected(t, grant(t, sess, "github-read")) != "Bearer "+githubCanary {
+			t.Fatal("a live value was not used")
+		}
+		r.clock.add(time.Second)
+	}
+	r.clock.add(2 * time.Second)
+	_, err := sess.Grant(t.Context(), "github-read", issues)
+	refused(t, err, ReasonUnavailable)
+	if n := f.count("GET secret/data/github"); n < 2 || n > 20 {
+		t.Fatal("calls in a minute and a half of refreshing:", n)
+	}
+}
+
+func TestLongSessionsDoNotKeepEveryOldValue(t *testing.T) {
+	f := newFake(t, nil)
+	f.set("db/creds/ro", jsonAnswer(200, `{"data":{"password":"S3CR3T-CANARY"}}`)) // no lease: never cached
+	r := newRig(t, tokenFile(t, f.URL, "x"), map[string]config.Credential{"db": dbCred()})
+	sess, _ := r.begin(t)
+	for range 3 * maxOld {
+		grant(t, sess, "db")
+	}
+	if n := len(sess.entries["db"].old); n != maxOld {
+		t.Fatal("kept", n)
+	}
+}

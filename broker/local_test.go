@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -182,9 +183,12 @@ func verifyJWT(t *testing.T, token string, jwks []byte) map[string]any {
 		t.Fatal("header", head, err)
 	}
 	sig := raw(part[2])
-	pub := ecdsa.PublicKey{Curve: elliptic.P256(), X: new(big.Int).SetBytes(raw(k.X)), Y: new(big.Int).SetBytes(raw(k.Y))}
+	pub, err := ecdsa.ParseUncompressedPublicKey(elliptic.P256(), slices.Concat([]byte{4}, raw(k.X), raw(k.Y)))
+	if err != nil {
+		t.Fatal(err)
+	}
 	sum := sha256.Sum256([]byte(part[0] + "." + part[1]))
-	if len(sig) != 64 || !ecdsa.Verify(&pub, sum[:], new(big.Int).SetBytes(sig[:32]), new(big.Int).SetBytes(sig[32:])) {
+	if len(sig) != 64 || !ecdsa.Verify(pub, sum[:], new(big.Int).SetBytes(sig[:32]), new(big.Int).SetBytes(sig[32:])) {
 		t.Fatal("the signature does not verify")
 	}
 	var claims map[string]any

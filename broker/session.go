@@ -18,6 +18,7 @@ const (
 	failureMost     = 15 * time.Second // doubling up to this
 	rejectedAtMost  = time.Minute      // one Rejected per credential and this time has an effect
 	refreshFraction = 3                // refresh ahead after 2/3 of a life
+	maxOld          = 64               // replaced values that are wiped at the end
 )
 
 // Session is what one run may use. It is safe for concurrent use.
@@ -193,9 +194,18 @@ func (s *Session) material(ctx context.Context, e *entry, requestID string) (*ma
 // retire takes the current value out of use. e.mu is held.
 func (e *entry) retire() {
 	if e.current != nil {
-		e.old = append(e.old, e.current)
+		e.keepOld(e.current)
 		e.current = nil
 	}
+}
+
+// keepOld remembers a value to be wiped at the end, in a long session the last
+// ones only; the others go when the last request that has them does. e.mu is held.
+func (e *entry) keepOld(m *material) {
+	if len(e.old) >= maxOld {
+		e.old = slices.Delete(e.old, 0, 1)
+	}
+	e.old = append(e.old, m)
 }
 
 func (s *Session) isClosed() bool {
@@ -260,7 +270,7 @@ func (e *entry) settle(s *Session, c *call, m *material, err error) {
 		life = min(life, m.expires.Sub(now))
 	}
 	if life <= 0 {
-		e.old = append(e.old, m)
+		e.keepOld(m)
 		return
 	}
 	e.current = m

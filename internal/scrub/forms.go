@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
+	"html"
 	"net/url"
 	"strings"
 	"unicode/utf16"
@@ -24,7 +25,17 @@ func forms(v string) []string {
 	for _, esc := range []string{url.QueryEscape(v), url.PathEscape(v), percentAll(v), percentReserved(v)} {
 		out = append(out, esc, lowerEscapes(esc))
 	}
-	return append(out, jsonForms(v)...)
+	return append(append(out, jsonForms(v)...), htmlForms(v)...)
+}
+
+// htmlForms returns v as text of an HTML or XML page, as an error page echoes it.
+func htmlForms(v string) []string {
+	return []string{
+		html.EscapeString(v),
+		strings.NewReplacer("&", "&amp;", "<", "&lt;", ">", "&gt;", `"`, "&quot;", "'", "&#x27;").Replace(v),
+		strings.NewReplacer("&", "&amp;", "<", "&lt;", ">", "&gt;", `"`, "&quot;", "'", "&apos;").Replace(v),
+		strings.NewReplacer("&", "&amp;", "<", "&lt;", ">", "&gt;").Replace(v),
+	}
 }
 
 // inner returns the Base64 characters that v alone decides when skip bytes stand
@@ -83,12 +94,12 @@ func jsonForms(v string) []string {
 	}
 	p := strings.TrimSuffix(plain.String(), "\n")
 	p = p[1 : len(p)-1]
-	html := p
+	web := p
 	for _, c := range "<>&'" {
-		html = strings.ReplaceAll(html, string(c), fmt.Sprintf(`\u%04x`, c))
+		web = strings.ReplaceAll(web, string(c), fmt.Sprintf(`\u%04x`, c))
 	}
-	goHTML := strings.ReplaceAll(html, `\u0027`, "'")
-	out := []string{p, strings.ReplaceAll(p, "/", `\/`), html, goHTML, upperUnicode(html), upperUnicode(goHTML)}
+	goHTML := strings.ReplaceAll(web, `\u0027`, "'")
+	out := []string{p, strings.ReplaceAll(p, "/", `\/`), web, goHTML, upperUnicode(web), upperUnicode(goHTML)}
 	if ascii := asciiOnly(p); ascii != p {
 		out = append(out, ascii, upperUnicode(ascii), strings.ReplaceAll(ascii, "/", `\/`))
 	}

@@ -10,8 +10,8 @@
 //   - Memory is bounded whatever a compressed body expands to.
 //
 // A secret is found as it is, in Base64 at any alignment (both alphabets, so
-// also inside an encoded pair of user and password), percent-encoded,
-// JSON-escaped and in hexadecimal. Of a Base64 text the characters that belong to a
+// also inside an encoded pair of user and password), percent-encoded, escaped for
+// JSON or HTML, and in hexadecimal. Of a Base64 text the characters that belong to a
 // secret only in part are left: at most four bits at each end. A secret that the
 // server itself transforms in another way is not found.
 package scrub
