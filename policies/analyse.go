@@ -53,7 +53,9 @@ var ambientTime = map[string]bool{
 	ast.JWTDecodeVerify.Name: true,
 }
 
-// bodyParts of input.request are made from the body.
+// bodyParts of input.request are made from the body. All but the first have no
+// place in the schema yet, so that a rule about them does not load, rather than
+// never match.
 var bodyParts = []string{"body", "graphql", "jsonrpc", "mcp"}
 
 // analyse walks all that the authors wrote, whether a decision reaches it or

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 	"time"
+	"unicode"
 	"unicode/utf8"
 
 	"github.com/open-policy-agent/opa/v1/topdown"
@@ -129,12 +130,12 @@ func (e *Engine) locate(d Decision) Decision {
 			}
 		}
 	}
-	d.Detail = capped(d.Detail)
+	d.Detail = capped(d.Detail, maxDetail)
 	return d
 }
 
 func refusal(reason, message, detail string) Decision {
-	return Decision{Verdict: Deny, Reason: reason, Message: message, Detail: capped(detail)}
+	return Decision{Verdict: Deny, Reason: reason, Message: message, Detail: capped(detail, maxDetail)}
 }
 
 // describe names place and cause of an evaluation error.
@@ -151,18 +152,18 @@ func describe(err error) string {
 }
 
 // capped bounds a text that may quote input, and keeps it on one line.
-func capped(s string) string {
+func capped(s string, limit int) string {
 	s = strings.ToValidUTF8(s, "\uFFFD")
 	s = strings.Map(func(r rune) rune {
-		if r < ' ' || r == 0x7f || (r >= 0x80 && r < 0xa0) || r == '\u2028' || r == '\u2029' {
+		if unicode.IsControl(r) || r == '\u2028' || r == '\u2029' {
 			return ' '
 		}
 		return r
 	}, s)
-	if len(s) <= maxDetail {
+	if len(s) <= limit {
 		return s
 	}
-	cut := maxDetail
+	cut := limit
 	for cut > 0 && !utf8.RuneStart(s[cut]) {
 		cut--
 	}

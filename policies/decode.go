@@ -23,6 +23,10 @@ var (
 	keyDetail       = ast.StringTerm("detail")
 )
 
+// maxMessage bounds Decision.Message and Hint, in bytes: an entry can make them
+// of what the sandbox sent.
+const maxMessage = 4096
+
 // stageVerdicts lists what may come out at each stage, and with which reasons.
 var stageVerdicts = map[string]map[Verdict][]string{
 	StageRequest: {
@@ -56,8 +60,8 @@ func decode(term *ast.Term, stage string) (Decision, error) {
 		Reason:       r.text(keyReason, true),
 		Rule:         r.text(keyRule, true),
 		Credential:   r.text(keyCredential, true),
-		Message:      r.text(keyMessage, true),
-		Hint:         r.text(keyHint, true),
+		Message:      capped(r.text(keyMessage, true), maxMessage),
+		Hint:         capped(r.text(keyHint, true), maxMessage),
 		Scope:        r.text(keyScope, false),
 		Timeout:      r.text(keyTimeout, false),
 		Detail:       r.text(keyDetail, false),

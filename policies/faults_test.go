@@ -317,3 +317,17 @@ func TestMonitorPassesOnlyNoRuleAndDenied(t *testing.T) {
 		t.Errorf("%+v", d)
 	}
 }
+
+func TestTextsMadeOfInputAreBoundedAndPlain(t *testing.T) {
+	e := load(t, "package warder.egress\n\ndeny contains {\"rule\": \"d\", \"message\": input.request.headers.x[0], \"hint\": input.request.path} if true\n")
+	d := decide(t, e, func(in *Input) {
+		in.Request.Headers = map[string][]string{"x": {strings.Repeat("é", maxMessage)}}
+		in.Request.Path = "a\x00\x1b[31m\r\n\u2028\u0085b\xff"
+	})
+	if len(d.Message) > maxMessage+len("…") || !strings.HasSuffix(d.Message, "é…") {
+		t.Errorf("message of %d bytes", len(d.Message))
+	}
+	if d.Hint != "a  [31m    b\uFFFD" {
+		t.Errorf("hint %q", d.Hint)
+	}
+}

@@ -125,7 +125,6 @@ func TestF154EveryWayToTheBodyIsGuarded(t *testing.T) {
 		"with as data":       `helper2 with data.h as input.request.body.x`,
 		"computed data path": `some k; data.lib[k] == "bad"`,
 		"else":               `chain == "bad"`,
-		"graphql":            `input.request.graphql.x == "bad"`,
 	} {
 		t.Run(name, func(t *testing.T) {
 			e := loadAll(t, map[string]string{

@@ -10,11 +10,14 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/open-policy-agent/opa/v1/ast"
 	"github.com/open-policy-agent/opa/v1/util"
+	"go.yaml.in/yaml/v3"
 )
 
 // Bounds of a policy folder. Beyond them loading fails instead of slowing
@@ -268,6 +271,13 @@ func (f *folder) addData(rel, shown string, content []byte) []Problem {
 			return []Problem{{File: shown, Line: line, Column: column, Message: "cannot parse: not strict JSON (RFC 8259, without duplicate names)"}}
 		}
 	}
+	if !strings.HasSuffix(rel, ".json") {
+		// util.Unmarshal lets the last of two equal keys win; this does not.
+		var twice any
+		if err := yaml.Unmarshal(content, &twice); err != nil {
+			return []Problem{yamlProblem(shown, err)}
+		}
+	}
 	var value any
 	if err := util.Unmarshal(content, &value); err != nil {
 		return []Problem{{File: shown, Message: "cannot parse: " + firstLine(err.Error())}}
@@ -287,6 +297,15 @@ func (f *folder) addData(rel, shown string, content []byte) []Problem {
 		return []Problem{{File: shown, Message: fmt.Sprintf("data.%s is also set by another file", at)}}
 	}
 	return nil
+}
+
+// yamlProblem finds the line in an error such as "yaml: line 3: …".
+func yamlProblem(shown string, err error) Problem {
+	p := Problem{File: shown, Message: "cannot parse: " + strings.Join(strings.Fields(err.Error()), " ")}
+	if m := regexp.MustCompile(`line (\d+)`).FindStringSubmatch(p.Message); m != nil {
+		p.Line, _ = strconv.Atoi(m[1]) // digits alone; too many of them mean no line
+	}
+	return p
 }
 
 // mergeInto adds src to dst and returns where both hold a value, or "".

@@ -45,9 +45,12 @@ func TestLoadRefuses(t *testing.T) {
 		{"data is no object", map[string]string{"a.rego": ok, "1.json": `[1]`}, "1.json", 0, "must hold an object"},
 		{"data does not parse", map[string]string{"a.rego": ok, "1.json": "{\n\"a\": 1,\n}"}, "1.json", 3, "cannot parse"},
 		{"data has a duplicate key", map[string]string{"a.rego": ok, "1.json": "{\"a\": 1,\n\"a\": 2}"}, "1.json", 2, "cannot parse"},
+		{"YAML has a duplicate key", map[string]string{"a.rego": ok, "1.yaml": "a: 1\na: 2\n"}, "1.yaml", 2, "cannot parse"},
+		{"YAML does not parse", map[string]string{"a.rego": ok, "1.yml": "a: 1\nb: [\n"}, "1.yml", 0, "cannot parse"},
 		{"typo in the input", map[string]string{"a.rego": ok + "\ndeny contains {\"rule\": \"d\"} if {\n\tinput.request.hots == \"a\"\n}\n"}, "a.rego", 6, "hots"},
 		{"typo in a helper outside the package", map[string]string{"a.rego": ok, "l.rego": "package lib\n\nx if input.requst.host == \"a\"\n"}, "l.rego", 3, "requst"},
 		{"wrong type of an input", map[string]string{"a.rego": ok + "\ndeny contains {\"rule\": \"d\"} if startswith(input.request.port, \"4\")\n"}, "a.rego", 5, "rego_type_error"},
+		{"a part of the input that is not read yet", map[string]string{"a.rego": ok + "\ndeny contains {\"rule\": \"d\"} if input.request.graphql.operation == \"mutation\"\n"}, "a.rego", 5, "graphql"},
 		{"recursion", map[string]string{"a.rego": ok + "\na if b\n\nb if a\n"}, "a.rego", 5, "recursive"},
 		{"reads its own decision", map[string]string{"a.rego": ok + "\ndeny contains {\"rule\": \"d\"} if data.warder.decision.verdict == \"allow\"\n"}, "", 0, "recursive"},
 		{"unknown function", map[string]string{"a.rego": ok + "\na if nothing.like.that(1)\n"}, "a.rego", 5, "undefined function"},
@@ -85,6 +88,18 @@ func TestLoadRefusesMissingFolder(t *testing.T) {
 	if _, err := Load(Options{Dir: filepath.Dir(file), Mode: "audit"}); err == nil {
 		t.Error("an unknown mode loads")
 	}
+}
+
+func TestLoadRefusesWhatHasNoBound(t *testing.T) {
+	dir := write(t, map[string]string{"a.rego": entries, "big.json": ""})
+	if err := os.Truncate(filepath.Join(dir, "big.json"), maxFileBytes+1); err != nil { // sparse
+		t.Fatal(err)
+	}
+	if _, err := Load(Options{Dir: dir}); !IsLoadError(err) || !strings.Contains(err.Error(), "larger than") {
+		t.Errorf("a data file that is too large: %v", err)
+	}
+	loadFails(t, map[string]string{"a.rego": entries, "deep.json": strings.Repeat(`{"a":`, maxDataDepth+1) + "1" + strings.Repeat("}", maxDataDepth+1)})
+	loadFails(t, map[string]string{"a.rego": entries + "\nx := " + strings.Repeat("[", 100_000) + strings.Repeat("]", 100_000)})
 }
 
 func TestLoadFollowsLinksToFilesOnly(t *testing.T) {
