@@ -126,6 +126,7 @@ func failing(op string, err error) func(int, string, string) error {
 	}
 }
 
+// I10: a fault of the disk refuses, says why, and the log lives on.
 func TestAFailingDiskRefusesSaysWhyAndGoesOnByItself(t *testing.T) {
 	for _, op := range []string{"write", "fdatasync"} {
 		t.Run(op, func(t *testing.T) {

@@ -74,7 +74,7 @@ func tellRequest(r *Record) string {
 	case StageReserved:
 		return "about to send " + join(what, by(r))
 	case StageInterrupted:
-		return "outcome unknown: " + join(what, r.Detail)
+		return "outcome unknown: " + join(what, parens(r.Detail))
 	}
 	out := "allowed "
 	switch r.Verdict {
@@ -90,7 +90,7 @@ func tellRequest(r *Record) string {
 	if r.Response != nil && r.Response.Status != 0 {
 		out += ": " + strconv.Itoa(r.Response.Status)
 		if r.Response.Scrubbed > 0 {
-			out += fmt.Sprintf(", masked %d times in the answer", r.Response.Scrubbed)
+			out += ", masked " + Count(uint64(max(r.Response.Scrubbed, 0)), "time") + " in the answer" //nolint:gosec // not negative
 		}
 	}
 	if r.Reason != "" && r.Verdict != "allow" {
@@ -135,7 +135,7 @@ func tellStart(r *Record) string {
 		out += ", in " + r.Image
 	}
 	if n := len(r.Inputs); n > 0 {
-		out += fmt.Sprintf(", %d inputs", n)
+		out += ", " + Count(uint64(n), "input")
 	}
 	if missing, ok := r.Limits["not_enforced"].([]any); ok && len(missing) > 0 {
 		out += fmt.Sprintf(", limits not enforced: %v", missing)
@@ -185,6 +185,14 @@ func tellCounts(counts map[string]uint64) string {
 		parts = append(parts, fmt.Sprintf("%d %s", counts[k], k))
 	}
 	return strings.Join(parts, ", ")
+}
+
+// Count is a number with its noun.
+func Count(n uint64, noun string) string {
+	if n == 1 {
+		return "1 " + noun
+	}
+	return strconv.FormatUint(n, 10) + " " + noun + "s"
 }
 
 func runID(r *Record) string {

@@ -240,6 +240,18 @@ func edit2(t *testing.T, name string) {
 	}
 }
 
+// Nothing at all is no complete log.
+func TestAnEmptyDirectoryIsNoLog(t *testing.T) {
+	dir := t.TempDir()
+	if rep, err := Verify(t.Context(), dir, VerifyOptions{}); err == nil {
+		t.Errorf("%+v", rep)
+	}
+	no(t, os.WriteFile(filepath.Join(dir, registryFile), nil, 0o600))
+	if rep, err := Verify(t.Context(), dir, VerifyOptions{}); err == nil {
+		t.Errorf("with an empty registry: %+v", rep)
+	}
+}
+
 // F165: whoever can write in the directory, and reads its signing key, can make a log
 // that is right in itself. An anchor kept elsewhere tells it.
 func TestF165OnlyAnAnchorTellsARewrittenLog(t *testing.T) {

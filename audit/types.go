@@ -176,6 +176,13 @@ type Future struct {
 	err  error
 }
 
+// Failed returns a future that has already failed with err.
+func Failed(err error) *Future {
+	f := &Future{done: make(chan struct{}), err: err}
+	close(f.done)
+	return f
+}
+
 // Wait returns nil once the record is on disk (fdatasync has returned), the
 // writer's error, or the context's. A record whose Wait was cut short by the
 // context may still become durable.

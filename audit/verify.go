@@ -112,6 +112,9 @@ func (v *verifier) verify() error {
 	if v.reg, err = readRegistry(v.dir); err != nil {
 		return err
 	}
+	if len(names)+len(v.reg.lines)+len(v.reg.findings)+len(v.report.Findings) == 0 {
+		return errors.New("there is no log in it")
+	}
 	for _, f := range v.reg.findings {
 		v.find(f)
 	}

@@ -102,7 +102,7 @@ func (w *writer) read(n int) {
 	}
 }
 
-// F165, F166: many processes write at once, some are killed while they do. No request
+// F165, F166, I6: many processes write at once, some are killed while they do. No request
 // that went out is without its record, live streams are not touched by recovery, and
 // the log is right before and after it.
 func TestF166ManyWritersSomeKilled(t *testing.T) {

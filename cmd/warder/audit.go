@@ -10,8 +10,10 @@ import (
 	"iter"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 	"time"
+	"unicode/utf16"
 
 	"github.com/spf13/cobra"
 
@@ -31,13 +33,14 @@ func newAuditCmd(dirOf func(flagDir, flagConfig string) (string, error)) *cobra.
 	cmd := &cobra.Command{
 		Use:   "audit",
 		Short: "Read and prove the log",
-		Long: `The audit verbs read the log's directory, or a copy of it, and change nothing. They
-may run beside processes that write in it. The format is described in docs/audit.md.`,
+		Long: `The audit verbs read the log's directory, or a copy of it; but for key rotate they
+change nothing. They may run beside processes that write in it. The format is
+described in docs/audit.md.`,
 		Args: cobra.NoArgs,
 	}
 	cmd.PersistentFlags().StringVar(&f.dir, "dir", "", "audit `directory` (default: the configuration's)")
 	cmd.PersistentFlags().StringVar(&f.config, "config", "", "configuration `file` that names the directory")
-	cmd.AddCommand(newAuditVerifyCmd(f), newAuditShowCmd(f), newAuditTailCmd(f), newAuditAnchorCmd(f))
+	cmd.AddCommand(newAuditVerifyCmd(f), newAuditShowCmd(f), newAuditTailCmd(f), newAuditAnchorCmd(f), newAuditKeyCmd(f))
 	return cmd
 }
 
@@ -145,7 +148,8 @@ func printReport(w io.Writer, rep audit.Report, format string) error {
 
 func printReportText(w io.Writer, rep audit.Report) error {
 	b := bufio.NewWriter(w)
-	fmt.Fprintf(b, "%s: %d records of %d runs in %d streams\n", rep.Verdict, rep.Records, rep.Runs, rep.Streams)
+	fmt.Fprintf(b, "%s: %s of %s in %s\n", rep.Verdict, audit.Count(rep.Records, "record"),
+		audit.Count(uint64(rep.Runs), "run"), audit.Count(uint64(rep.Streams), "stream")) //nolint:gosec // not negative
 	for _, s := range rep.OpenStreams {
 		fmt.Fprintf(b, "open: %s (its end is not sealed yet)\n", audit.Clean(s, 256))
 	}
@@ -193,6 +197,31 @@ directory can tell: an older copy of all of it, or all of it written anew.`,
 	return cmd
 }
 
+func newAuditKeyCmd(f *auditFlags) *cobra.Command {
+	cmd := &cobra.Command{Use: "key", Short: "Handle the signing key", Args: cobra.NoArgs}
+	cmd.AddCommand(&cobra.Command{
+		Use:   "rotate",
+		Short: "Sign with a fresh key from now on",
+		Long: `Rotate makes a fresh signing key. The registry names it with a line that the key
+before has signed, and public keys are kept, so older signatures stay good.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			dir, err := f.open()
+			if err != nil {
+				return err
+			}
+			warn := func(s string) { fmt.Fprintln(cmd.ErrOrStderr(), "warder: audit:", s) }
+			name, err := audit.RotateKey(cmd.Context(), audit.Options{Dir: dir, Warn: warn})
+			if err != nil {
+				return unread(err)
+			}
+			_, err = fmt.Fprintln(cmd.OutOrStdout(), name)
+			return err
+		},
+	})
+	return cmd
+}
+
 func newAuditShowCmd(f *auditFlags) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "show RUN",
@@ -217,22 +246,27 @@ func newAuditShowCmd(f *auditFlags) *cobra.Command {
 	return cmd
 }
 
-// oneRun finds the only run whose id starts with prefix.
+// oneRun finds the only run whose id starts with prefix. Damaged lines are told later.
 func oneRun(ctx context.Context, dir, prefix string) (string, error) {
+	none := fmt.Errorf("audit: no record names a run %q; hint: warder audit tail", prefix)
+	if prefix == "" {
+		return "", none
+	}
 	found := ""
 	for r, err := range audit.Read(ctx, dir, audit.Filter{Run: prefix}) {
 		switch {
 		case err != nil:
-			return "", err
+			none = err
 		case r.Run.ID == prefix:
 			return prefix, nil
 		case found != "" && found != r.Run.ID:
 			return "", fmt.Errorf("audit: more than one run starts with %q", prefix)
+		default:
+			found = r.Run.ID
 		}
-		found = r.Run.ID
 	}
-	if found == "" || prefix == "" {
-		return "", fmt.Errorf("audit: no record names a run %q; hint: warder audit tail", prefix)
+	if found == "" {
+		return "", none
 	}
 	return found, nil
 }
@@ -283,11 +317,34 @@ func (f *auditFlags) print(w io.Writer, records iter.Seq2[*audit.Record, error])
 		if err != nil {
 			return unread(err)
 		}
-		if _, err := fmt.Fprintf(w, "%s\n", r.Line()); err != nil {
+		if _, err := fmt.Fprintf(w, "%s\n", terminalSafe(r.Line())); err != nil {
 			return unread(err)
 		}
 	}
 	return nil
+}
+
+// terminalSafe is a line as it is, unless somebody put characters into it that no
+// writer does: those are escaped, which JSON reads the same.
+func terminalSafe(line []byte) string {
+	s := string(line)
+	if audit.Clean(s, len(s)) == s {
+		return s
+	}
+	var b strings.Builder
+	for _, r := range s {
+		switch {
+		case r < 0x20: // white space between tokens; within a string it would be no JSON
+			b.WriteByte(' ')
+		case audit.Clean(string(r), 8) == string(r):
+			b.WriteRune(r)
+		default:
+			for _, u := range utf16.Encode([]rune{r}) {
+				fmt.Fprintf(&b, "\\u%04x", u)
+			}
+		}
+	}
+	return b.String()
 }
 
 func printArray(w io.Writer, records iter.Seq2[*audit.Record, error]) error {
@@ -297,7 +354,7 @@ func printArray(w io.Writer, records iter.Seq2[*audit.Record, error]) error {
 		if err != nil {
 			return unread(err)
 		}
-		fmt.Fprintf(b, "%s%s", sep, r.Line())
+		fmt.Fprintf(b, "%s%s", sep, terminalSafe(r.Line()))
 		sep = ",\n"
 	}
 	if sep == "[\n" {
