@@ -63,7 +63,9 @@ type net4 struct {
 // metadata services of the large clouds.
 func never4() [8]net4 {
 	return [...]net4{
-		{0x00000000, 8}, {0xe0000000, 4}, {0xf0000000, 4},
+		{0x00000000, 8},
+		{0xe0000000, 4},
+		{0xf0000000, 4},
 		{0xa9fea9fe, 32}, // 169.254.169.254
 		{0xa9feaa02, 32}, // 169.254.170.2, container credentials
 		{0xa9feaa17, 32}, // 169.254.170.23, pod identity

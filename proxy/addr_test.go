@@ -9,8 +9,10 @@ import (
 
 func TestClassify(t *testing.T) {
 	for class, list := range map[addressClass][]string{
-		addressPublic: {"1.1.1.1", "8.8.8.8", "99.255.255.255", "100.128.0.1", "172.32.0.1", "192.0.1.1", "198.20.0.1", "223.255.255.255",
-			"2606:4700::1111", "2a00:1450::1", "64:ff9b::808:808", "::ffff:8.8.8.8"},
+		addressPublic: {
+			"1.1.1.1", "8.8.8.8", "99.255.255.255", "100.128.0.1", "172.32.0.1", "192.0.1.1", "198.20.0.1", "223.255.255.255",
+			"2606:4700::1111", "2a00:1450::1", "64:ff9b::808:808", "::ffff:8.8.8.8",
+		},
 		addressInternal: {
 			"127.0.0.1", "127.255.255.255", "10.0.0.1", "172.16.0.1", "172.31.255.255", "192.168.1.1", "169.254.1.1",
 			"100.64.0.1", "100.127.255.255", "198.18.0.1", "198.19.255.255", "192.0.0.8", "192.0.2.1", "203.0.113.1", "198.51.100.1", // F009
@@ -62,8 +64,14 @@ func TestAllowAddressesAreNarrow(t *testing.T) {
 		}
 	}
 	for _, bad := range []config.Upstream{
-		{Hosts: map[string]string{"a.test": "b.test"}}, {Hosts: map[string]string{"a_b": "1.2.3.4"}}, {AllowAddresses: []string{"10.0.0.1"}},
-		{AllowAddresses: []string{"=10.0.0.1:1"}}, {CAFiles: []string{"/nonexistent"}}, {Resolver: "dns.test"}, {Via: "socks5://x:1"}, {Via: "http://u:p@x:1"},
+		{Hosts: map[string]string{"a.test": "b.test"}},
+		{Hosts: map[string]string{"a_b": "1.2.3.4"}},
+		{AllowAddresses: []string{"10.0.0.1"}},
+		{AllowAddresses: []string{"=10.0.0.1:1"}},
+		{CAFiles: []string{"/nonexistent"}},
+		{Resolver: "dns.test"},
+		{Via: "socks5://x:1"},
+		{Via: "http://u:p@x:1"},
 	} {
 		if _, err := newUpstreams(bad); err == nil {
 			t.Errorf("%+v was accepted", bad)

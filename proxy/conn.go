@@ -156,7 +156,10 @@ func (p *Proxy) serve(run *Run, raw net.Conn, arr arrival, ended func()) {
 	}
 }
 
-// open waits for the first byte and terminates TLS.
+// open waits for the first byte and terminates TLS. A policy that has entries for
+// the connection stage (passthrough, tunnel) would be asked here, where run,
+// host, port and SNI are known and nothing is terminated yet; without them every
+// connection is intercepted and each request judged.
 func (c *clientConn) open(raw net.Conn) *refusal {
 	l := c.p.limits
 	_ = raw.SetReadDeadline(time.Now().Add(l.FirstByteTimeout))
@@ -254,7 +257,7 @@ func (f *feed) Addr() net.Addr { return &net.TCPAddr{} }
 // goroutines of their own.
 func recoverTo(err *error) {
 	if v := recover(); v != nil {
-		*err = &refusal{reason: reasonInternalError, detail: "internal error", cause: fmt.Sprint(v)}
+		*err = &refusal{reason: reasonInternalError, detail: "internal error", cause: fmt.Sprintf("panic: %T", v)}
 	}
 }
 

@@ -92,7 +92,7 @@ func resolved(ns *nameServer, allow ...string) setting {
 	}
 }
 
-func TestNoQueryAndNoDialBeforeAnAllow_F108(t *testing.T) {
+func TestNoQueryAndNoDialBeforeAnAllow_I1_F108(t *testing.T) {
 	ns := newNameServer(t, map[string][]string{"plain.allowed.test": {"127.0.0.1"}, "evil.test": {"127.0.0.1"}})
 	e := newEnv(t, nil, resolved(ns))
 	secretName := strings.Repeat("0a", 30) + ".evil.test"
@@ -311,7 +311,7 @@ func TestUpstreamFailures_F088_F104(t *testing.T) {
 				}
 				return byHost(in)
 			}))
-			conn := net.Conn(nil)
+			var conn net.Conn
 			if c.tls {
 				conn = e.tls(host)
 			} else {

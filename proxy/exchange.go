@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"errors"
 	"net"
 	"net/http"
 	"strings"
@@ -93,7 +94,8 @@ func (x *exchange) interrupted() *refusal {
 // makes sure that a broken answer does not look whole.
 func (x *exchange) end() {
 	v := recover()
-	abort := v == http.ErrAbortHandler
+	err, _ := v.(error)
+	abort := errors.Is(err, http.ErrAbortHandler)
 	if v != nil && !abort {
 		x.p.panicked("exchange", v)
 		x.refusal = nil

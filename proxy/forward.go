@@ -251,7 +251,7 @@ func (b *answerBody) Read(p []byte) (n int, err error) {
 		b.x.interrupt(f)
 		return 0, f
 	}
-	if err != nil && err != io.EOF && b.x.hijackedConn() == nil {
+	if err != nil && !errors.Is(err, io.EOF) && b.x.hijackedConn() == nil {
 		b.x.interrupt(b.x.brokenAnswer(err))
 	}
 	return n, err

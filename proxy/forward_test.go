@@ -26,7 +26,7 @@ func headOf(raw string) string {
 	return h
 }
 
-func TestForwardedBytesAreThoseJudged_F034_F041_F043(t *testing.T) {
+func TestForwardedBytesAreThoseJudged_I5_F034_F041_F043(t *testing.T) {
 	for _, target := range []string{"/o/dir%2Fname?alt=media", "/a%20b+c%3B;d=1", "/v1?x=1&x=2&%61=b;c", "/v1?", "/%C3%BC?a=%2e%2e//", "/?q=" + strings.Repeat("x", 8000)} {
 		e := newEnv(t, nil, policy(func(in *policies.Input) policies.Decision {
 			d := byHost(in)
@@ -80,7 +80,7 @@ func TestHeadersOfTheHopStay_F076_F037_F058(t *testing.T) {
 	}
 }
 
-func TestCredentialReplacesTheClients_F042(t *testing.T) {
+func TestCredentialReplacesTheClients_I3_F042(t *testing.T) {
 	for name, c := range map[string]struct {
 		in         config.Inject
 		send, want string
@@ -230,8 +230,6 @@ func TestNothingWrittenIsSentTwice(t *testing.T) {
 func TestAClosedIdleConnectionIsReplacedWithoutHarm(t *testing.T) {
 	e := newEnv(t, nil, plainUpstream)
 	first := ask(t, e.plain("plain.allowed.test"), get("/", "plain.allowed.test"))
-	e.up.mu.Lock()
-	e.up.mu.Unlock()
 	if first.StatusCode != 200 {
 		t.Fatal(first.Status)
 	}
@@ -246,7 +244,7 @@ func TestAClosedIdleConnectionIsReplacedWithoutHarm(t *testing.T) {
 	}
 }
 
-func TestPoolsArePartedByRunAndCredential_F082(t *testing.T) {
+func TestPoolsArePartedByRunAndCredential_I3_F082(t *testing.T) {
 	e := newEnv(t, nil)
 	other, err := e.p.NewRun(RunOptions{Run: identity.Run{ID: identity.NewRunID()}, Offered: []string{"api"}})
 	if err != nil {

@@ -12,6 +12,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"runtime"
 	"runtime/debug"
 	"sync"
 	"sync/atomic"
@@ -29,6 +30,7 @@ type Proxy struct {
 	limits  Limits
 	leafKey *ecdsa.PrivateKey
 	dialer  *dialer
+	buffers *sync.Pool
 
 	forward *goproxy.ProxyHttpServer
 	server  *http.Server
@@ -57,7 +59,7 @@ func New(o Options) (*Proxy, error) {
 	}
 	p := &Proxy{
 		policy: o.Policy, audit: o.Audit, log: o.Log, clock: o.Clock,
-		limits: o.Limits.withDefaults(), leafKey: key,
+		limits: o.Limits.withDefaults(), leafKey: key, buffers: newBuffers(),
 		feed: newFeed(), served: make(chan struct{}), runs: make(map[*Run]struct{}),
 	}
 	if p.log == nil {
@@ -197,11 +199,16 @@ func (p *Proxy) dropRun(r *Run) {
 	p.mu.Unlock()
 }
 
-// panicked counts and logs a recovered panic. Its value may hold anything, so it
-// goes to the operator's log only.
+// panicked counts and logs a recovered panic. A value that is not the runtime's
+// may hold anything, so only its type is told.
 func (p *Proxy) panicked(where string, v any) {
 	p.panics.Add(1)
-	p.log.Error("proxy: panic", "where", where, "value", fmt.Sprint(v), "stack", string(debug.Stack()))
+	what := fmt.Sprintf("%T", v)
+	var re runtime.Error
+	if err, ok := v.(error); ok && errors.As(err, &re) {
+		what = re.Error()
+	}
+	p.log.Error("proxy: panic", "where", where, "value", what, "stack", string(debug.Stack()))
 }
 
 // debugWriter sends what libraries print to the debug level.

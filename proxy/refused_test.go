@@ -43,7 +43,7 @@ func (e *env) sawNothing(t *testing.T) {
 
 func portOf(addr string) string { return addr[strings.LastIndexByte(addr, ':'):] }
 
-func TestOneAuthority(t *testing.T) {
+func TestOneAuthority_I5(t *testing.T) {
 	tunnel := func(e *env) net.Conn { return e.tunnel("api.allowed.test") }
 	transparent := func(e *env) net.Conn { return e.tls("api.allowed.test") }
 	plain := func(e *env) net.Conn { return e.plain("plain.allowed.test") }
@@ -82,10 +82,12 @@ func TestOneAuthority(t *testing.T) {
 		{"F017 CONNECT without a port", "CONNECT api.allowed.test HTTP/1.1\r\nHost: api.allowed.test\r\n\r\n", "bad-request", "", explicit, 400, nil},
 		{"F018 CONNECT with userinfo", "CONNECT api.allowed.test@evil.test:443 HTTP/1.1\r\nHost: evil.test:443\r\n\r\n", "bad-request", "", explicit, 400, nil},
 		{"F085 unmatched host", get("http://nobody.test/", "nobody.test"), "no-rule", "", explicit, 403, nil},
-		{"F030 credential in clear text", get("/", "api.allowed.test"), "clear-text-credential", "", func(e *env) net.Conn { return e.plain("api.allowed.test") }, 403,
+		{
+			"F030 credential in clear text", get("/", "api.allowed.test"), "clear-text-credential", "", func(e *env) net.Conn { return e.plain("api.allowed.test") }, 403,
 			[]setting{policy(func(*policies.Input) policies.Decision {
 				return policies.Decision{Verdict: policies.Allow, Rule: "r", Credential: "api"}
-			})}},
+			})},
+		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			e := newEnv(t, nil, append([]setting{plainUpstream}, c.set...)...)
@@ -171,7 +173,7 @@ func TestAddressLiteralIsItsOwnHost_F089(t *testing.T) {
 	}
 }
 
-func TestMalformedRequestsAreAnsweredAndRecorded_F038_F045_F048_F159(t *testing.T) {
+func TestMalformedRequestsAreAnsweredAndRecorded_I6_F038_F045_F048_F159(t *testing.T) {
 	for name, c := range map[string]struct {
 		raw    string
 		status int
@@ -263,7 +265,7 @@ func TestHEADIsDeniedWithoutABody(t *testing.T) {
 	}
 }
 
-func TestEveryVerdictOfThePolicy(t *testing.T) {
+func TestEveryVerdictOfThePolicy_I4(t *testing.T) {
 	for name, c := range map[string]struct {
 		d      policies.Decision
 		status int

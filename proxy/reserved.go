@@ -17,7 +17,8 @@ func (x *exchange) serveReserved(r *http.Request) {
 		x.w.writeResponse(x.denial(r))
 		return
 	}
-	status, kind, body := http.StatusOK, "application/json", []byte(nil)
+	var body []byte
+	status, kind := http.StatusOK, "application/json"
 	switch x.tgt.path {
 	case "/":
 		body = asJSON(map[string]any{"run": x.run.identity(), "ca": "/ca.pem", "denials": x.run.deniedList()})

@@ -137,7 +137,7 @@ func (panicker) Grant(context.Context, string, broker.Target) (*broker.Grant, er
 	panic("grant " + canary[:6])
 }
 
-func TestPanicsAreAnsweredRecordedAndSurvived_F099(t *testing.T) {
+func TestPanicsAreAnsweredRecordedAndSurvived_I10_F099(t *testing.T) {
 	for name, c := range map[string]struct {
 		set    setting
 		status int
@@ -179,7 +179,7 @@ func (b brokenGranter) Grant(context.Context, string, broker.Target) (*broker.Gr
 	return nil, b.err
 }
 
-func TestNoCredentialNoRequest(t *testing.T) {
+func TestNoCredentialNoRequest_I3(t *testing.T) {
 	for name, c := range map[string]struct {
 		g      Granter
 		status int
@@ -228,7 +228,7 @@ func (f *failing) Append(ctx context.Context, r *audit.Record) *audit.Future {
 	return f.Recorder.Append(ctx, r)
 }
 
-func TestNothingLeavesWithoutARecord(t *testing.T) {
+func TestNothingLeavesWithoutARecord_I6(t *testing.T) {
 	dead, err := audit.Open(t.Context(), audit.Options{Dir: t.TempDir() + "/a", SegmentSize: 1 << 20})
 	if err != nil {
 		t.Fatal(err)
@@ -255,7 +255,7 @@ func TestNothingLeavesWithoutARecord(t *testing.T) {
 	e.run.mu.Unlock()
 }
 
-func TestReservationStandsBeforeTheFirstByte(t *testing.T) {
+func TestReservationStandsBeforeTheFirstByte_I6(t *testing.T) {
 	var e *env
 	seen := make(chan int, 1)
 	e = newEnv(t, func(w http.ResponseWriter, _ *http.Request) { seen <- e.tape.count("reserved") })
@@ -330,7 +330,7 @@ func TestEarlyBytesWithCONNECT_F063(t *testing.T) {
 	}
 }
 
-func TestTooManyConnections_F107(t *testing.T) {
+func TestTooManyConnections_I9_F107(t *testing.T) {
 	e := newEnv(t, nil, withLimits(Limits{MaxConnsPerRun: 2}))
 	other, err := e.p.NewRun(RunOptions{Run: identity.Run{ID: identity.NewRunID()}})
 	if err != nil {
@@ -593,7 +593,7 @@ func TestReasonsDocument(t *testing.T) {
 		t.Fatal(err)
 	}
 	if *update {
-		if err := os.WriteFile(file, b.Bytes(), 0o644); err != nil { //nolint:gosec // a public document
+		if err := os.WriteFile(file, b.Bytes(), 0o644); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -607,5 +607,95 @@ func TestReasonsDocument(t *testing.T) {
 			t.Errorf("row %+v", r)
 		}
 		seen[r.code] = true
+	}
+}
+
+// flaky fails to accept now and then, as a listener does without descriptors.
+type flaky struct {
+	net.Listener
+	left atomic.Int64
+}
+
+type lackOfDescriptors struct{ error }
+
+func (lackOfDescriptors) Temporary() bool { return true }
+func (lackOfDescriptors) Timeout() bool   { return false }
+
+func (f *flaky) Accept() (net.Conn, error) {
+	if f.left.Add(-1) >= 0 {
+		return nil, lackOfDescriptors{errors.New("too many open files")}
+	}
+	return f.Listener.Accept()
+}
+
+func TestAcceptSurvivesALackOfDescriptors_F100(t *testing.T) {
+	e := newEnv(t, nil, plainUpstream)
+	in, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ln := &flaky{Listener: in}
+	ln.left.Store(3)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() {
+		done <- e.p.ServeListener(ctx, ln, ListenOptions{
+			Open: func(context.Context, string) (*Run, error) {
+				return e.p.NewRun(RunOptions{Run: identity.Run{ID: "r-a"}})
+			},
+			Close: func(context.Context, string, *Run) {},
+		})
+	}()
+	c, err := net.Dial("tcp", in.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if r := ask(t, c, get("http://plain.allowed.test/", "plain.allowed.test")); r.StatusCode != 200 || ln.left.Load() >= 0 {
+		t.Errorf("%d, %d failures left", r.StatusCode, ln.left.Load())
+	}
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
+
+func TestAnswersBeforeTheBodyIsRead_F105(t *testing.T) {
+	e := newEnv(t, func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Connection", "close")
+		w.WriteHeader(http.StatusRequestEntityTooLarge)
+	})
+	var wg sync.WaitGroup
+	for range 16 {
+		c := e.tls("plain.allowed.test")
+		wg.Go(func() {
+			fmt.Fprintf(c, "POST / HTTP/1.1\r\nHost: plain.allowed.test\r\nContent-Length: %d\r\n\r\n", 4<<20)
+			go io.CopyN(c, zeros{}, 4<<20)
+			resp, err := http.ReadResponse(bufio.NewReader(c), nil)
+			if err != nil {
+				t.Error(err)
+			} else if resp.StatusCode != 413 && resp.StatusCode != 502 { // 502 when the upstream resets first
+				t.Errorf("answer %d", resp.StatusCode)
+			}
+			c.Close()
+		})
+	}
+	wg.Wait()
+	e.tape.completed(t, 16)
+}
+
+func TestManyChunksInFixedMemory_F048(t *testing.T) {
+	e := newEnv(t, func(w http.ResponseWriter, r *http.Request) {
+		n, _ := io.Copy(io.Discard, r.Body)
+		fmt.Fprint(w, n)
+	}, plainUpstream)
+	c := e.plain("plain.allowed.test")
+	go io.WriteString(c, "POST / HTTP/1.1\r\nHost: plain.allowed.test\r\nTransfer-Encoding: chunked\r\n\r\n"+strings.Repeat("1\r\nx\r\n", 100_000)+"0\r\n\r\n")
+	if r := readReply(t, bufio.NewReader(c), "POST"); r.body != "100000" {
+		t.Errorf("%d %q", r.StatusCode, r.body)
+	}
+	f := frame(io.MultiReader(strings.NewReader("POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"), strings.NewReader(strings.Repeat("1\r\nx\r\n", 1_000_000))))
+	if _, err := io.Copy(struct{ io.Writer }{io.Discard}, f); err != nil || len(f.buf) > 16<<10 {
+		t.Errorf("%d bytes of memory, %v", len(f.buf), err)
 	}
 }

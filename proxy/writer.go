@@ -17,8 +17,10 @@ type responseWriter struct {
 	stream  bool
 }
 
-// buffers is shared by all exchanges of the process: it holds no state.
-var buffers = sync.Pool{New: func() any { b := make([]byte, 32<<10); return &b }}
+// newBuffers holds the copy buffers that all exchanges share.
+func newBuffers() *sync.Pool {
+	return &sync.Pool{New: func() any { b := make([]byte, 32<<10); return &b }}
+}
 
 func (w *responseWriter) WriteHeader(code int) {
 	if w.started {
@@ -51,8 +53,8 @@ func (w *responseWriter) Write(b []byte) (int, error) {
 
 // ReadFrom copies src with a pooled buffer.
 func (w *responseWriter) ReadFrom(src io.Reader) (total int64, err error) {
-	buf := buffers.Get().(*[]byte)
-	defer buffers.Put(buf)
+	buf := w.x.p.buffers.Get().(*[]byte)
+	defer w.x.p.buffers.Put(buf)
 	if w.stream {
 		// The head of a stream is sent at once: its first byte may take long.
 		if err := http.NewResponseController(w.ResponseWriter).Flush(); err != nil {
