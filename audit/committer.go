@@ -26,8 +26,9 @@ type committer struct {
 	kept    []*entry // closing records that could not be written yet; their futures are answered
 	full    error    // why there is no next segment
 	refused refusal
-	low     bool // little space was said
-	signed  uint64
+	low     bool   // little space was said
+	signed  uint64 // size of the stream at the last checkpoint
+	ranEnd  bool   // a run has ended since: sign at the next tick, unless Close comes first
 	ticks   int
 	ended   bool
 }
@@ -215,6 +216,7 @@ func (c *committer) advance() {
 		c.s.tree.add(g.buf[from : g.ends[i]-1])
 		from = g.ends[i]
 		c.pending.note(e.rec)
+		c.ranEnd = c.ranEnd || e.rec.Event == EventRunEnd
 		c.l.sem.Release(e.weight)
 		e.weight = 0
 	}

@@ -91,6 +91,25 @@ func TestAKeyThatOthersMayReadIsRefused(t *testing.T) {
 	}
 }
 
+// The end of a run is signed for soon after it, without anybody asking.
+func TestARunsEndIsSignedFor(t *testing.T) {
+	g := start(t, Options{FS: &faulty{}})
+	name := filepath.Join(g.dir, streamsDir, g.stream(), checkpointFile)
+	g.must(t, g.reserved("q1"), g.completed("q1"))
+	no(t, g.ask(t.Context(), false, func() error { g.c.ticks = 0; g.c.tick(); return nil }))
+	if _, err := os.Stat(name); err == nil {
+		t.Fatal("a request is signed for: the test shows nothing")
+	}
+	g.must(t, &Record{Event: EventRunEnd, Run: g.run, RunEnd: &RunEnd{Cause: "exit"}})
+	g.tickNow(t)
+	text, err := os.ReadFile(name)
+	if err != nil || !strings.Contains(string(text), "\n3\n") {
+		t.Errorf("%v: %s", err, text)
+	}
+	wantVerdict(t, g.dir, VerdictComplete)
+	g.close(t)
+}
+
 func TestACheckpointHasOneForm(t *testing.T) {
 	c := checkpoint{"s-1", 3, "abc=", 2, strings.Repeat("a", 64)}
 	k, _, err := newKey()

@@ -141,7 +141,7 @@ func (c *committer) tick() {
 	if c.ticks%spaceEvery == 0 {
 		c.checkSpace()
 	}
-	if c.ticks%checkpointEvery == 0 && c.s.tree.size > c.signed {
+	if (c.ranEnd || c.ticks%checkpointEvery == 0) && c.s.tree.size > c.signed {
 		if err := c.checkpoint(); err != nil {
 			c.l.o.warn("stream %s: no checkpoint: %v", c.s.name, err)
 		}
@@ -171,7 +171,7 @@ func (c *committer) checkpoint() error {
 	if err := c.s.checkpoint(); err != nil {
 		return err
 	}
-	c.signed = c.s.tree.size
+	c.signed, c.ranEnd = c.s.tree.size, false
 	return nil
 }
 
