@@ -26,13 +26,13 @@ import (
 type Runner struct {
 	Proxy  *proxy.Proxy
 	Broker *broker.Broker
-	Audit  *audit.Log
 	State  *StateDir
 	Log    *slog.Logger
 
-	// Ready is asked before the task starts, when the sandbox already exists; an
-	// error refuses the run. nil: always ready.
-	Ready func(context.Context) error
+	// Ready returns the log once requests can be judged and recorded. It is asked
+	// when the sandbox exists and before the task starts, so that policy and log
+	// can be opened meanwhile; an error refuses the run.
+	Ready func(context.Context) (*audit.Log, error)
 }
 
 // Time allowed for what should take milliseconds.
@@ -55,6 +55,7 @@ type run struct {
 	sess   *broker.Session
 	pr     *proxy.Run
 	net    *network
+	audit  *audit.Log // nil until openLog
 	cmd    *exec.Cmd
 	ctl    *control
 	feed   *os.File // write end of the helper's configuration pipe
@@ -72,6 +73,7 @@ type run struct {
 	endCause    atomic.Pointer[string] // set by whoever ends the run from outside
 	sandboxPID  atomic.Int64
 	recorded    bool // run.start is in the log
+	readyErr    error
 }
 
 // Run runs the task and returns its result. An error means that the result

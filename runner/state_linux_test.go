@@ -135,7 +135,9 @@ func TestSweepTakesOnlyTheDead(t *testing.T) {
 	if _, err := os.Stat(dead.path); err != nil {
 		t.Errorf("an unconfirmed run was forgotten: %v", err)
 	}
-	rep, err = s.Sweep(ctx, func(_ context.Context, es []broker.JournalEntry) ([]string, error) { return []string{es[0].Accessor}, nil })
+	rep, err = s.Sweep(ctx, func(_ context.Context, es []broker.JournalEntry) ([]string, error) {
+		return []string{es[0].Accessor}, nil
+	})
 	if err != nil || len(rep.Ended) != 1 || rep.Live != 1 {
 		t.Errorf("second sweep: %+v, %v", rep, err)
 	}

@@ -33,10 +33,8 @@ func (u *run) supervise(ctx context.Context, res *Result) error {
 		case m.Phase == phaseCreated:
 			u.sandboxPID.Store(int64(m.SandboxPID))
 			u.trace(phaseCreated)
-			if u.Ready != nil {
-				if err := u.Ready(ctx); err != nil {
-					return refusef("%w", err)
-				}
+			if err := u.openLog(ctx); err != nil {
+				return refusef("%w", err)
 			}
 			if err := u.recordStart(ctx); err != nil {
 				return refusef("audit: %w", err)
@@ -266,10 +264,18 @@ func (s identitySet) uidsInUse() []uint32 {
 	return []uint32{uint32(os.Getuid())} //nolint:gosec // a uid
 }
 
+// openLog waits for the log, once.
+func (u *run) openLog(ctx context.Context) error {
+	if u.audit == nil {
+		u.audit, u.readyErr = u.Ready(ctx)
+	}
+	return u.readyErr
+}
+
 func (u *run) recordStart(ctx context.Context) error {
 	u.recorded = true
 	ident := u.t.Run
-	return u.Audit.Append(ctx, &audit.Record{
+	return u.audit.Append(ctx, &audit.Record{
 		Event: audit.EventRunStart, Run: &ident,
 		RunStart: &audit.RunStart{
 			Argv: u.t.Argv, EnvNames: envNames(u.environment()), Inputs: u.copied,
@@ -280,7 +286,13 @@ func (u *run) recordStart(ctx context.Context) error {
 
 func (u *run) recordEnd(ctx context.Context, res *Result) error {
 	ident := u.t.Run
-	if !u.recorded { // it failed before the task could start
+	if u.readyErr != nil {
+		return nil // said already; there is no log to write to
+	}
+	if err := u.openLog(ctx); err != nil {
+		return err
+	}
+	if !u.recorded {
 		if err := u.recordStart(ctx); err != nil {
 			return fmt.Errorf("audit: %w", err)
 		}
@@ -291,7 +303,7 @@ func (u *run) recordEnd(ctx context.Context, res *Result) error {
 			drops["names"] = n
 		}
 		if len(drops) > 0 {
-			u.Audit.Append(ctx, &audit.Record{Event: audit.EventDrop, Run: &ident, Drop: &audit.Drop{Dropped: drops}})
+			u.audit.Append(ctx, &audit.Record{Event: audit.EventDrop, Run: &ident, Drop: &audit.Drop{Dropped: drops}})
 		}
 	}
 	code := res.ExitCode
@@ -299,7 +311,7 @@ func (u *run) recordEnd(ctx context.Context, res *Result) error {
 	if u.out != nil {
 		end.Stdout, end.Stderr = u.out.record(), u.errs.record()
 	}
-	err := u.Audit.Append(ctx, &audit.Record{Event: audit.EventRunEnd, Run: &ident, RunEnd: end, Detail: res.Detail}).Wait(ctx)
+	err := u.audit.Append(ctx, &audit.Record{Event: audit.EventRunEnd, Run: &ident, RunEnd: end, Detail: res.Detail}).Wait(ctx)
 	if err != nil {
 		return fmt.Errorf("audit: %w", err)
 	}

@@ -8,6 +8,7 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -35,8 +36,37 @@ type app struct {
 	log    *slog.Logger
 	trace  func(runner.Phase) // nil: none; set before the first request
 
-	policyLoaded chan struct{} // closed when engine or policyErr is set
-	policyErr    error
+	opened   chan struct{} // closed when policy and log are open, or openErr is set
+	openErr  error
+	announce sync.Once
+}
+
+// lateLog is the log for those who are made before it is open. Nothing is
+// recorded before the task starts, and by then it is.
+type lateLog struct{ a *app }
+
+func (l lateLog) Append(ctx context.Context, r *audit.Record) *audit.Future {
+	if log := l.a.openLog(); log != nil {
+		return log.Append(ctx, r)
+	}
+	return audit.Failed(errNoLog)
+}
+
+func (l lateLog) AppendRelaxed(ctx context.Context, r *audit.Record) *audit.Future {
+	if log := l.a.openLog(); log != nil {
+		return log.AppendRelaxed(ctx, r)
+	}
+	return audit.Failed(errNoLog)
+}
+
+func (l lateLog) Durable() string { return l.a.cfg.Audit.Durable }
+
+var errNoLog = errors.New("the audit log could not be opened")
+
+// openLog waits for the log; nil when it could not be opened.
+func (a *app) openLog() *audit.Log {
+	<-a.opened
+	return a.audit
 }
 
 // appOptions are what flags may replace.
@@ -60,37 +90,51 @@ func openApp(ctx context.Context, o appOptions) (*app, error) {
 		cfg.Policy.Path = o.policy
 	}
 	a := &app{cfg: cfg, log: slog.New(slog.NewTextHandler(o.stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))}
-	a.policyLoaded = make(chan struct{})
-	go func() { // beside everything else: it is what takes longest
-		defer close(a.policyLoaded)
-		a.policyErr = a.loadPolicy(o.stderr)
+	a.opened = make(chan struct{})
+	go func() { // beside the making of the sandbox
+		defer close(a.opened)
+		a.openErr = a.openBoth(ctx, o.stderr)
 	}()
-	a.audit, err = audit.Open(ctx, audit.Options{
-		Dir: cfg.Audit.Dir, Durable: cfg.Audit.Durable,
-		Warn: func(msg string) { fmt.Fprintln(o.stderr, "warder: audit:", msg) },
-	})
-	if err != nil {
-		return nil, fmt.Errorf("audit: %w", err)
-	}
 	if err := a.connect(o); err != nil {
-		<-a.policyLoaded
-		return nil, errors.Join(err, a.audit.Close(ctx))
+		return nil, errors.Join(err, a.closeLog(ctx))
 	}
 	return a, nil
 }
 
-// ready waits for the policy and records it. Nothing is judged before.
-func (a *app) ready(ctx context.Context) error {
-	select {
-	case <-a.policyLoaded:
-	case <-ctx.Done():
-		return ctx.Err()
+// openBoth compiles the policy and opens the audit stream, side by side.
+func (a *app) openBoth(ctx context.Context, stderr io.Writer) error {
+	loaded := make(chan error, 1)
+	go func() { loaded <- a.loadPolicy(stderr) }()
+	log, err := audit.Open(ctx, audit.Options{
+		Dir: a.cfg.Audit.Dir, Durable: a.cfg.Audit.Durable,
+		Warn: func(msg string) { fmt.Fprintln(stderr, "warder: audit:", msg) },
+	})
+	if err != nil {
+		err = fmt.Errorf("audit: %w", err)
 	}
-	if a.policyErr != nil {
-		return a.policyErr
+	a.audit = log
+	return errors.Join(<-loaded, err)
+}
+
+func (a *app) closeLog(ctx context.Context) error {
+	if log := a.openLog(); log != nil {
+		return log.Close(ctx)
 	}
-	a.recordPolicy(ctx)
 	return nil
+}
+
+// ready waits for policy and log. Nothing is judged before.
+func (a *app) ready(ctx context.Context) (*audit.Log, error) {
+	select {
+	case <-a.opened:
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	if a.openErr != nil {
+		return nil, a.openErr
+	}
+	a.announce.Do(func() { a.recordPolicy(ctx) })
+	return a.audit, nil
 }
 
 func (a *app) connect(o appOptions) error {
@@ -113,7 +157,7 @@ func (a *app) connect(o appOptions) error {
 		return err
 	}
 	a.proxy, err = proxy.New(proxy.Options{
-		Policy: a.decider, Audit: a.audit, Upstream: a.cfg.Proxy.Upstream, Log: a.log,
+		Policy: a.decider, Audit: lateLog{a}, Upstream: a.cfg.Proxy.Upstream, Log: a.log,
 	})
 	return err
 }
@@ -158,17 +202,16 @@ func (a *app) recordLease(event, runID string, o broker.Outcome) {
 	if !o.Expires.IsZero() {
 		c.Expires = o.Expires.UTC().Format(time.RFC3339)
 	}
-	a.audit.Append(context.Background(), &audit.Record{Event: event, Run: &identity.Run{ID: runID}, Credential: &c})
+	lateLog{a}.Append(context.Background(), &audit.Record{Event: event, Run: &identity.Run{ID: runID}, Credential: &c})
 }
 
 // close ends everything in reverse order.
 func (a *app) close() error {
 	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
 	defer cancel()
-	<-a.policyLoaded
 	err := errors.Join(a.proxy.Close(ctx), a.broker.Close(ctx))
 	if a.logins != nil {
 		err = errors.Join(err, a.logins.Close())
 	}
-	return errors.Join(err, a.audit.Close(ctx))
+	return errors.Join(err, a.closeLog(ctx))
 }

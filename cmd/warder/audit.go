@@ -40,7 +40,7 @@ described in docs/audit.md.`,
 	}
 	cmd.PersistentFlags().StringVar(&f.dir, "dir", "", "audit `directory` (default: the configuration's)")
 	cmd.PersistentFlags().StringVar(&f.config, "config", "", "configuration `file` that names the directory")
-	cmd.AddCommand(newAuditVerifyCmd(f), newAuditShowCmd(f), newAuditTailCmd(f), newAuditAnchorCmd(f), newAuditKeyCmd(f))
+	cmd.AddCommand(newAuditVerifyCmd(f), newAuditShowCmd(f), newAuditTailCmd(f), newAuditAnchorCmd(f), newAuditKeyCmd(f), newAuditProveCmd(f), newAuditCheckProofCmd())
 	return cmd
 }
 

@@ -217,6 +217,39 @@ func TestAuditKeyRotate(t *testing.T) {
 	}
 }
 
+func TestAuditProveAndCheckProof(t *testing.T) {
+	out, _, _ := runAudit(t, "tail", "-n", "1", "--dir", sampleLog, "-o", "json")
+	var last []audit.Record
+	if err := json.Unmarshal([]byte(out), &last); err != nil {
+		t.Fatal(err)
+	}
+	proof, talk, code := runAudit(t, "prove", last[0].ID, "--dir", sampleLog)
+	if code != 0 {
+		t.Fatal(talk)
+	}
+	key := mustGlob(t, filepath.Join(sampleLog, "keys", "*.pub"))
+	for _, c := range []struct {
+		name, proof, key string
+		code             int
+	}{
+		{"it holds", proof, key, 0},
+		{"its record was changed", strings.Replace(proof, `\"cause\":\"exit\"`, `\"cause\":\"oom\"`, 1), key, 2},
+		{"no proof", "x", key, 1},
+		{"no key", proof, "none.pub", 1},
+	} {
+		file := filepath.Join(t.TempDir(), "proof.json")
+		if err := os.WriteFile(file, []byte(c.proof), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if out, talk, code := runAudit(t, "check-proof", file, "--key", c.key); code != c.code || (code == 0) != strings.Contains(out, "ends: exit 0") {
+			t.Errorf("%s: exit code %d, %s%s", c.name, code, out, talk)
+		}
+	}
+	if _, _, code := runAudit(t, "prove", "none", "--dir", sampleLog); code != 1 {
+		t.Errorf("a record that is not there: exit code %d", code)
+	}
+}
+
 // Every command of docs/audit.md prints what the page says.
 func TestTheCommandsOfTheAuditPage(t *testing.T) {
 	page, err := os.ReadFile("../../docs/audit.md")

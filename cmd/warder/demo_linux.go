@@ -162,7 +162,7 @@ func (d *demoRun) perform(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	r := &runner.Runner{Proxy: d.app.proxy, Broker: d.app.broker, Audit: d.app.audit, State: d.app.state, Log: d.app.log, Ready: d.app.ready}
+	r := &runner.Runner{Proxy: d.app.proxy, Broker: d.app.broker, State: d.app.state, Log: d.app.log, Ready: d.app.ready}
 	t := runner.Task{
 		Run:    identity.Run{ID: identity.NewRunID(), Task: "demo", Agent: "demo-agent", User: callerName()},
 		Argv:   []string{"/workspace/warder", "demo", "--client", d.api.Addr()},

@@ -51,7 +51,7 @@ func serveProxy(cmd *cobra.Command, file, policy string) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, a.close()) }()
-	if err := a.ready(ctx); err != nil {
+	if _, err := a.ready(ctx); err != nil {
 		return err
 	}
 	defer a.sweep(ctx, cmd.ErrOrStderr())()

@@ -124,7 +124,7 @@ func (a *app) run(ctx context.Context, cmd *cobra.Command, f *runFlags, args []s
 	signal.Notify(sigs, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT)
 	defer signal.Stop(sigs)
 	t.Signals = sigs
-	r := &runner.Runner{Proxy: a.proxy, Broker: a.broker, Audit: a.audit, State: a.state, Log: a.log, Ready: a.ready}
+	r := &runner.Runner{Proxy: a.proxy, Broker: a.broker, State: a.state, Log: a.log, Ready: a.ready}
 	res, rerr := r.Run(ctx, t)
 	if f.output == "json" {
 		if err := json.NewEncoder(cmd.OutOrStdout()).Encode(res); err != nil {
