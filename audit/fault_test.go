@@ -172,6 +172,28 @@ func TestAFailingDiskRefusesSaysWhyAndGoesOnByItself(t *testing.T) {
 	}
 }
 
+// What a failed batch left in the file is gone before a shorter one takes its place.
+func TestAFailedBatchLeavesNothingBehind(t *testing.T) {
+	fsys := &faulty{}
+	g := start(t, Options{FS: fsys})
+	g.must(t, g.reserved("q1"))
+	fsys.set(failing("fdatasync", syscall.EIO))
+	if err := g.Append(t.Context(), wide(g, "w")).Wait(t.Context()); !errors.Is(err, syscall.EIO) {
+		t.Fatalf("a record on a failing disk: %v", err)
+	}
+	fsys.set(nil)
+	g.must(t, g.completed("q1"))
+	wantVerdict(t, g.dir, VerdictComplete)
+	g.die(t)
+	start(t, Options{Dir: g.dir, FS: fsys}).close(t)
+	wantVerdict(t, g.dir, VerdictComplete)
+	for _, r := range records(t, g.dir, Filter{}) {
+		if r.ID == "w" {
+			t.Error("the refused record is in the log")
+		}
+	}
+}
+
 // A full disk stops new requests while there is room for the outcome of old ones.
 func TestNoSpaceForANextSegmentKeepsRoomForOutcomes(t *testing.T) {
 	fsys := &faulty{}
