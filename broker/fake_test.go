@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -257,7 +259,11 @@ func TestAmbientSettingsHaveNoSay(t *testing.T) {
 		mu.Unlock()
 		inner.ServeHTTP(w, r)
 	})
-	sess, _ := fakeRig(t, f).begin(t)
+	r := fakeRig(t, f)
+	if r.vault.conn.client.Transport.(*http.Transport).Proxy != nil { // net/http asks no proxy for loopback anyway
+		t.Fatal("a proxy may be used")
+	}
+	sess, _ := r.begin(t)
 	grant(t, sess, "github-read")
 	h := heads["/v1/auth/token/create/agent-run"]
 	if h.Get("X-Vault-Token") != "S3CR3T-CANARY-broker" || h.Get("X-Vault-Namespace") != "" || h.Get("X-Ambient") != "" || h.Get("X-Vault-Request") != "true" {
@@ -271,7 +277,8 @@ func TestAmbientSettingsHaveNoSay(t *testing.T) {
 func TestTLSIsVerifiedWhateverTheEnvironmentSays(t *testing.T) {
 	f := &fake{header: map[string][]string{}}
 	f.Server = httptest.NewTLSServer(f)
-	defer f.Close()
+	f.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)
+	t.Cleanup(f.Close)
 	pem := secretFile(t, certPEM(f.Certificate().Raw))
 	t.Setenv("SSL_CERT_FILE", pem)
 	t.Setenv("VAULT_SKIP_VERIFY", "true")
@@ -299,7 +306,7 @@ func TestNamespaceAndUnixSocket(t *testing.T) {
 		f.ServeHTTP(w, r)
 	})}}
 	f.Start()
-	defer f.Close()
+	t.Cleanup(f.Close)
 	v := tokenFile(t, "unix://"+sock, "x")
 	v.Namespace = "team/a/"
 	sess, j := newRig(t, v, map[string]config.Credential{"github-read": githubCred()}).begin(t)
@@ -517,13 +524,21 @@ func skew(t time.Time, by time.Duration) time.Time {
 func TestLeaseRevocationThatTheTargetRefusesIsUnconfirmed(t *testing.T) {
 	f := newFake(t, nil)
 	f.set("db/creds/ro", jsonAnswer(200, `{"lease_id":"db/creds/ro/1","lease_duration":60,"data":{"password":"S3CR3T-CANARY"}}`))
-	f.set("sys/leases/revoke/db/creds/ro/1", jsonAnswer(500, `{"errors":["failed to revoke entry"]}`))
+	var body string
+	f.set("sys/leases/revoke/db/creds/ro/1", func(w http.ResponseWriter, r *http.Request) {
+		raw, _ := io.ReadAll(r.Body)
+		body = string(raw)
+		jsonAnswer(500, `{"errors":["failed to revoke entry"]}`)(w, r)
+	})
 	r := newRig(t, tokenFile(t, f.URL, "x"), map[string]config.Credential{"db": dbCred()})
 	sess, j := r.begin(t)
 	grant(t, sess, "db")
 	ctx, cancel := context.WithTimeout(t.Context(), 250*time.Millisecond)
 	defer cancel()
 	out := sess.End(ctx)
+	if body != `{"sync":true}` {
+		t.Fatal("the revocation does not wait for the target:", body)
+	}
 	if len(out) != 1 || out[0].Status != StatusUnconfirmed || !strings.Contains(out[0].Detail, "failed to revoke") || len(j.list()) != 1 {
 		t.Fatalf("%+v", out)
 	}

@@ -175,7 +175,7 @@ func (r *rig) begin(t *testing.T) (*Session, *journal) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
 		defer cancel()
 		s.End(ctx)
 	})

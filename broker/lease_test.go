@@ -2,6 +2,8 @@ package broker
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"slices"
@@ -247,6 +249,21 @@ func BenchmarkGrantHit(b *testing.B) {
 	for b.Loop() {
 		if _, err := s.Grant(b.Context(), "a", issues); err != nil {
 			b.Fatal(err)
+		}
+	}
+}
+
+func TestMayPassLooksAtEachPart(t *testing.T) {
+	denied, away := &vaultError{class: classDenied}, &vaultError{class: classUnavailable}
+	for _, c := range []struct {
+		err  error
+		want bool
+	}{
+		{denied, false}, {away, true}, {errors.Join(denied, away), true}, {errors.Join(away, denied), true}, {errors.Join(denied, denied), false},
+		{fmt.Errorf("x: %w", denied), false}, {errors.Join(fmt.Errorf("x: %w", denied)), false}, {errors.New("disk"), true},
+	} {
+		if mayPass(c.err) != c.want {
+			t.Errorf("%v: %v", c.err, !c.want)
 		}
 	}
 }

