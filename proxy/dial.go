@@ -15,6 +15,7 @@ import (
 	"net/netip"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -27,6 +28,7 @@ type dialer struct {
 	up      *upstreams
 	lookup  func(ctx context.Context, host string) ([]netip.Addr, error)
 	timeout time.Duration
+	buffers *sync.Pool                                         // of *[]byte
 	used    func(ctx context.Context, name string, o override) // an override was used
 }
 
@@ -37,6 +39,30 @@ type upstreamConn struct {
 	tlsVersion string
 	certSHA256 string
 	wrote      atomic.Bool // something of a request may have left
+	buffers    *sync.Pool
+}
+
+// ReadFrom copies a request's body with a pooled buffer; without it net/http
+// makes a new one for every request.
+func (c *upstreamConn) ReadFrom(src io.Reader) (total int64, err error) {
+	buf := c.buffers.Get().(*[]byte)
+	defer c.buffers.Put(buf)
+	for {
+		n, rerr := src.Read(*buf)
+		if n > 0 {
+			wrote, werr := c.Write((*buf)[:n])
+			total += int64(wrote)
+			if werr != nil {
+				return total, werr
+			}
+		}
+		if errors.Is(rerr, io.EOF) {
+			return total, nil
+		}
+		if rerr != nil {
+			return total, rerr
+		}
+	}
 }
 
 // Write notes that bytes left. A connection that the peer had closed before
@@ -57,7 +83,7 @@ func (c *upstreamConn) CloseWrite() error {
 	return nil
 }
 
-func newDialer(up *upstreams, timeout time.Duration) *dialer {
+func newDialer(up *upstreams, timeout time.Duration, buffers *sync.Pool) *dialer {
 	r := &net.Resolver{PreferGo: true}
 	if up.resolver != "" {
 		r.Dial = func(ctx context.Context, network, _ string) (net.Conn, error) {
@@ -65,7 +91,7 @@ func newDialer(up *upstreams, timeout time.Duration) *dialer {
 		}
 	}
 	return &dialer{
-		up: up, timeout: timeout,
+		up: up, timeout: timeout, buffers: buffers,
 		lookup: func(ctx context.Context, host string) ([]netip.Addr, error) {
 			// A final dot keeps search domains out of it.
 			return r.LookupNetIP(ctx, "ip", host+".")
@@ -150,7 +176,7 @@ func (d *dialer) connect(ctx context.Context, hostport string) (*upstreamConn, e
 		c, err := d.dialOne(share, host, a)
 		cancel()
 		if err == nil {
-			return &upstreamConn{Conn: c, addr: a}, nil
+			return &upstreamConn{Conn: c, addr: a, buffers: d.buffers}, nil
 		}
 		last = err
 		if ctx.Err() != nil {
@@ -254,7 +280,7 @@ func (d *dialer) connectVia(ctx context.Context, host, hostport string) (*upstre
 		early, _ := br.Peek(br.Buffered())
 		c = &prefixConn{Conn: c, head: append([]byte(nil), early...)}
 	}
-	return &upstreamConn{Conn: c}, nil
+	return &upstreamConn{Conn: c, buffers: d.buffers}, nil
 }
 
 func dnsFailure(ctx context.Context, err error) error {

@@ -207,7 +207,7 @@ func TestControlHookJudgesTheFinalAddress(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	d := newDialer(up, time.Second)
+	d := newDialer(up, time.Second, newBuffers())
 	a := netip.MustParseAddrPort(ln.Addr().String())
 	if c, err := d.dialOne(context.Background(), "any.test", a); err == nil {
 		c.Close()
@@ -466,7 +466,7 @@ func TestMixedAnswersDropTheInternalOne_F012(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	d := newDialer(up, time.Second)
+	d := newDialer(up, time.Second, newBuffers())
 	d.lookup = func(context.Context, string) ([]netip.Addr, error) {
 		return []netip.Addr{netip.MustParseAddr("127.0.0.1"), netip.MustParseAddr("9.9.9.9"), netip.MustParseAddr("fd00::1")}, nil
 	}

@@ -32,7 +32,8 @@ type exchange struct {
 	auth                  authority
 	tgt                   target
 	upgrade               bool
-	names                 []string // header names as judged
+	header                map[string][]string // as judged, lower-case names
+	names                 []string            // of header
 	queryKeys             []string
 
 	decision policies.Decision

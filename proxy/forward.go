@@ -120,13 +120,14 @@ func (x *exchange) interim(code int, h textproto.MIMEHeader) error {
 
 // upstreamFailure turns an error of the round trip into a refusal.
 func (x *exchange) upstreamFailure(err error) *refusal {
-	if f := x.interrupted(); f != nil && err != nil {
+	if err == nil {
+		return nil
+	}
+	if f := x.interrupted(); f != nil {
 		return f
 	}
 	var own *refusal
 	switch {
-	case err == nil:
-		return nil
 	case errors.As(err, &own):
 		return own
 	case errors.Is(err, context.Canceled):

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"net/url"
@@ -37,8 +38,10 @@ func (x *exchange) canonicalise(r *http.Request) *refusal {
 	x.upgrade = x.head.upgrade && x.method == http.MethodGet
 	removeHopByHop(r.Header, x.upgrade)
 	removeMethodOverrides(r.Header)
-	x.names = headerNames(r.Header)
 	r.Host = x.auth.field(x.scheme)
+	x.header = lowerHeaders(r.Header)
+	x.names = slices.Sorted(maps.Keys(x.header))
+	x.header["host"] = []string{r.Host}
 	r.URL = &url.URL{
 		Scheme: x.scheme, Host: net.JoinHostPort(x.auth.host, strconv.Itoa(x.auth.port)), Opaque: x.tgt.path,
 		RawQuery: x.tgt.query, ForceQuery: x.tgt.hasQuery,
@@ -121,7 +124,7 @@ func (x *exchange) decide(r *http.Request) *refusal {
 		Stage: policies.StageRequest,
 		Request: policies.Request{
 			ID: x.id, Method: x.method, Scheme: x.scheme, Host: x.auth.host, Port: x.auth.port,
-			Path: x.tgt.path, Segments: x.tgt.segments, Query: query, Headers: lowerHeaders(r.Header, r.Host),
+			Path: x.tgt.path, Segments: x.tgt.segments, Query: query, Headers: x.header,
 			Protocol: x.proto, ContentType: r.Header.Get("Content-Type"), ContentLength: r.ContentLength,
 		},
 		Destination: policies.Destination{Transparent: x.conn.arr.transparent, Literal: x.auth.literal, SNI: x.conn.arr.sni},
@@ -227,12 +230,11 @@ type aheadBody struct {
 }
 
 // lowerHeaders is the header section as the policy sees it.
-func lowerHeaders(h http.Header, host string) map[string][]string {
+func lowerHeaders(h http.Header) map[string][]string {
 	out := make(map[string][]string, len(h)+1)
 	for k, v := range h {
 		out[strings.ToLower(k)] = v
 	}
-	out["host"] = []string{host}
 	return out
 }
 

@@ -68,7 +68,7 @@ func New(o Options) (*Proxy, error) {
 	if p.clock == nil {
 		p.clock = time.Now
 	}
-	p.dialer = newDialer(up, p.limits.DialTimeout)
+	p.dialer = newDialer(up, p.limits.DialTimeout, p.buffers)
 	p.forward = p.newForwarder()
 	p.server = p.newServer()
 	go func() {

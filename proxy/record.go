@@ -169,16 +169,6 @@ func (c *clientConn) closedRecord(id string, f *refusal) *audit.Record {
 	return rec
 }
 
-// headerNames lists the names in lower case, sorted.
-func headerNames(h http.Header) []string {
-	names := make([]string, 0, len(h))
-	for k := range h {
-		names = append(names, strings.ToLower(k))
-	}
-	slices.Sort(names)
-	return names
-}
-
 func sortedKeys(m map[string][]string) []string {
 	if len(m) == 0 {
 		return nil
