@@ -669,3 +669,40 @@ func TestLongSessionsDoNotKeepEveryOldValue(t *testing.T) {
 		t.Fatal("kept", n)
 	}
 }
+
+func TestF142EndDuringGrantsLeavesNoToken(t *testing.T) {
+	f := newFake(t, nil)
+	creds := map[string]config.Credential{}
+	for i := range 8 {
+		c := githubCred()
+		c.Source.Vault.Policies = []string{"run-base", fmt.Sprintf("run-%d", i)} // a token each
+		creds[fmt.Sprintf("c%d", i)] = c
+	}
+	r := newRig(t, tokenFile(t, f.URL, "x"), creds)
+	for range 20 {
+		sess, j := r.begin(t)
+		var wg sync.WaitGroup
+		for i := range 8 {
+			wg.Go(func() {
+				g, err := sess.Grant(t.Context(), fmt.Sprintf("c%d", i), issues)
+				if err == nil {
+					req, _ := http.NewRequest(http.MethodGet, "https://api.github.com/", nil)
+					_ = g.Inject(req) // whole, or refused because the run has ended
+					if v := req.Header.Get("Authorization"); v != "" && v != "Bearer "+githubCanary {
+						t.Error("a torn value")
+					}
+				} else {
+					refused(t, err, ReasonUnavailable)
+				}
+			})
+		}
+		out := end(t, sess)
+		wg.Wait()
+		if len(j.list()) != 0 || slices.ContainsFunc(out, func(o Outcome) bool { return o.Status == StatusUnconfirmed }) {
+			t.Fatal("a token was left", out)
+		}
+	}
+	if made, gone := f.count("POST auth/token/create/agent-run"), f.count("POST auth/token/revoke-accessor"); made != gone {
+		t.Fatal("made", made, "revoked", gone)
+	}
+}

@@ -267,3 +267,22 @@ func TestMayPassLooksAtEachPart(t *testing.T) {
 		}
 	}
 }
+
+func TestOnlyVaultsOwnWordMeansGone(t *testing.T) {
+	for _, c := range []struct {
+		err  error
+		want bool
+	}{
+		{&vaultError{class: classInvalid, status: 400, text: "invalid accessor"}, true},
+		{&vaultError{class: classNotFound, status: 404, text: "lease not found"}, true},
+		{&vaultError{class: classUnavailable, status: 500, text: "lease not found"}, false},
+		{&vaultError{class: classDenied, status: 403, text: "invalid accessor"}, false},
+		{&vaultError{class: classInvalid, status: 400, text: "bad request"}, false},
+		{errors.New("lease not found"), false},
+		{nil, false},
+	} {
+		if saysGone(c.err, "invalid accessor", "lease not found") != c.want {
+			t.Errorf("%v: %v", c.err, !c.want)
+		}
+	}
+}
