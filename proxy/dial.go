@@ -40,6 +40,22 @@ type upstreamConn struct {
 	certSHA256 string
 	wrote      atomic.Bool // something of a request may have left
 	buffers    *sync.Pool
+
+	// use counts the exchanges that had the connection, idle is the count at
+	// which it went back to the pool. Equal: nobody asked for anything.
+	use, idle atomic.Int64
+}
+
+var errUnasked = errors.New("proxy: the upstream spoke without being asked")
+
+// Read fails on bytes that nobody asked for. net/http would print them on the
+// standard logger, and they may hold what was injected before.
+func (c *upstreamConn) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p)
+	if n > 0 && c.use.Load() == c.idle.Load() {
+		return 0, errUnasked
+	}
+	return n, err
 }
 
 // ReadFrom copies a request's body with a pooled buffer; without it net/http

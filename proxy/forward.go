@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/http/httptrace"
 	"net/textproto"
+	"sync/atomic"
 	"time"
 
 	"warder/audit"
@@ -51,14 +52,24 @@ func (x *exchange) forward(r *http.Request) (*http.Response, error) {
 	body := x.sending(r)
 	var conn *upstreamConn
 	reused := false
+	var pooled atomic.Pointer[upstreamConn] // the same as conn, for the pool's goroutine
+	var use atomic.Int64
 	trace := &httptrace.ClientTrace{
 		GotConn: func(info httptrace.GotConnInfo) {
 			x.attempts++
 			conn, _ = info.Conn.(*upstreamConn)
 			reused = info.Reused
 			if conn != nil {
+				use.Store(conn.use.Add(1))
+				pooled.Store(conn)
 				conn.wrote.Store(false)
 				x.dst = dstOf(conn)
+			}
+		},
+		// It may come late, when the next exchange has the connection already.
+		PutIdleConn: func(err error) {
+			if c := pooled.Load(); err == nil && c != nil {
+				c.idle.Store(use.Load())
 			}
 		},
 		Got1xxResponse: x.interim,

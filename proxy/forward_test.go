@@ -7,6 +7,7 @@ import (
 	"crypto/tls"
 	"fmt"
 	"io"
+	"log"
 	"net"
 	"net/http"
 	"slices"
@@ -366,7 +367,7 @@ func TestUploadStreams_F060(t *testing.T) {
 		t.Errorf("%q", r.body)
 	}
 	// Large, both ways, with a length; a second request on the connection works.
-	sum := sha256.Sum256(make([]byte, 8<<20))
+	sum := sha256.Sum256(make([]byte, 2<<20))
 	e2 := newEnv(t, func(w http.ResponseWriter, r *http.Request) {
 		h := sha256.New()
 		n, _ := io.Copy(h, r.Body)
@@ -377,10 +378,10 @@ func TestUploadStreams_F060(t *testing.T) {
 	c = e2.tls("plain.allowed.test")
 	br := bufio.NewReader(c)
 	for range 2 {
-		send(t, c, fmt.Sprintf("PUT / HTTP/1.1\r\nHost: plain.allowed.test\r\nContent-Length: %d\r\n\r\n", 8<<20))
-		go c.Write(make([]byte, 8<<20))
+		send(t, c, fmt.Sprintf("PUT / HTTP/1.1\r\nHost: plain.allowed.test\r\nContent-Length: %d\r\n\r\n", 2<<20))
+		go c.Write(make([]byte, 2<<20))
 		r := readReply(t, br, "PUT")
-		if r.err != nil || len(r.body) != 8<<20+32 || r.body[:32] != string(sum[:]) || r.ContentLength != 8<<20+32 {
+		if r.err != nil || len(r.body) != 2<<20+32 || r.body[:32] != string(sum[:]) || r.ContentLength != 2<<20+32 {
 			t.Errorf("%d bytes, %v", len(r.body), r.err)
 		}
 	}
@@ -632,5 +633,71 @@ func TestTiming(t *testing.T) {
 	rec := e.tape.completed(t, 1)[0]
 	if rec.Timing.Total < rec.Timing.Upstream || rec.Timing.Upstream == 0 || rec.Dst.IP != "127.0.0.1" || rec.Dst.TLSVersion == "" || len(rec.Dst.CertSHA256) != 64 {
 		t.Errorf("record %s", dump(e.tape.recs))
+	}
+}
+
+func TestAnErrorThatQuotesTheUpstreamHoldsNoSecret_I2(t *testing.T) {
+	for name, say := range map[string]string{
+		"status line": "HTTP/1.1 x" + canary + " y\r\n\r\n", "no HTTP": canary + "\r\n\r\n",
+		"header": "HTTP/1.1 200 OK\r\nbroken " + canary + "\r\n\r\n", "length": "HTTP/1.1 200 OK\r\nContent-Length: " + canary + "\r\n\r\n",
+	} {
+		t.Run(name, func(t *testing.T) {
+			e := newEnv(t, func(w http.ResponseWriter, _ *http.Request) {
+				c, _, err := http.NewResponseController(w).Hijack()
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				io.WriteString(c, say)
+				c.Close()
+			})
+			if r := ask(t, e.tls("api.allowed.test"), get("/", "api.allowed.test")); r.StatusCode != 502 || strings.Contains(r.body, canary) {
+				t.Errorf("answer %d %q", r.StatusCode, r.body)
+			}
+			rec := e.tape.completed(t, 1)[0]
+			if strings.Contains(dump(e.tape.recs), canary) || rec.Detail == "" {
+				t.Errorf("record %s", dump(e.tape.recs))
+			}
+		})
+	}
+}
+
+// lockedLog catches the standard logger's output.
+func catchStandardLog(t *testing.T) *lockedBuffer {
+	out := &lockedBuffer{}
+	old := log.Writer()
+	log.SetOutput(out)
+	t.Cleanup(func() { log.SetOutput(old) })
+	return out
+}
+
+func TestUnaskedBytesOfAnIdleUpstreamAreNotPrinted_I2(t *testing.T) {
+	out := catchStandardLog(t)
+	speak, spoken := make(chan struct{}), make(chan struct{})
+	e := newEnv(t, func(w http.ResponseWriter, _ *http.Request) {
+		c, _, err := http.NewResponseController(w).Hijack()
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer c.Close()
+		io.WriteString(c, "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+		<-speak
+		io.WriteString(c, "HTTP/1.1 500 "+canary+"\r\n\r\n")
+		c.Read(make([]byte, 1)) // until the proxy has hung up
+		close(spoken)
+	})
+	if r := ask(t, e.tls("api.allowed.test"), get("/", "api.allowed.test")); r.body != "ok" {
+		t.Fatalf("answer %q", r.body)
+	}
+	e.tape.completed(t, 1)
+	close(speak)
+	<-spoken
+	if strings.Contains(out.String(), canary) {
+		t.Errorf("the standard logger has %q", out.String())
+	}
+	log.Print("control")
+	if !strings.Contains(out.String(), "control") {
+		t.Error("the positive control was not caught")
 	}
 }

@@ -10,6 +10,7 @@ import (
 
 	"warder/audit"
 	"warder/internal/identity"
+	"warder/internal/scrub"
 )
 
 // reserve makes the record that must stand before the first byte leaves.
@@ -48,7 +49,7 @@ func (x *exchange) complete() {
 	if f := x.refusal; f != nil && f.gone {
 		rec.Detail = f.cause
 	} else if f != nil {
-		rec.Reason, rec.Verdict, rec.Detail = f.reason, reasonByCode(f.reason).verdict, f.cause
+		rec.Reason, rec.Verdict, rec.Detail = f.reason, reasonByCode(f.reason).verdict, x.withoutSecrets(f.cause)
 		if rec.Rule == "" {
 			rec.Rule = f.rule
 		}
@@ -75,6 +76,17 @@ func (x *exchange) complete() {
 	if fut := x.append(context.WithoutCancel(x.run.ctx), rec); fut != nil {
 		x.run.keepFuture(fut)
 	}
+}
+
+// withoutSecrets masks what was injected: an error may quote the upstream, and
+// the upstream may have sent the value back.
+func (x *exchange) withoutSecrets(text string) string {
+	if x.grant == nil || text == "" {
+		return text
+	}
+	h := http.Header{"Detail": {text}}
+	scrub.New(x.grant.Secrets()).Header(h)
+	return h.Get("Detail")
 }
 
 func (x *exchange) scrubbed() int64 {

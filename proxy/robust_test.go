@@ -666,11 +666,11 @@ func TestAnswersBeforeTheBodyIsRead_F105(t *testing.T) {
 		w.WriteHeader(http.StatusRequestEntityTooLarge)
 	})
 	var wg sync.WaitGroup
-	for range 16 {
+	for range 8 {
 		c := e.tls("plain.allowed.test")
 		wg.Go(func() {
-			fmt.Fprintf(c, "POST / HTTP/1.1\r\nHost: plain.allowed.test\r\nContent-Length: %d\r\n\r\n", 4<<20)
-			go io.CopyN(c, zeros{}, 4<<20)
+			fmt.Fprintf(c, "POST / HTTP/1.1\r\nHost: plain.allowed.test\r\nContent-Length: %d\r\n\r\n", 1<<20)
+			go io.CopyN(c, zeros{}, 1<<20)
 			resp, err := http.ReadResponse(bufio.NewReader(c), nil)
 			if err != nil {
 				t.Error(err)
@@ -681,7 +681,7 @@ func TestAnswersBeforeTheBodyIsRead_F105(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	e.tape.completed(t, 16)
+	e.tape.completed(t, 8)
 }
 
 func TestManyChunksInFixedMemory_F048(t *testing.T) {
