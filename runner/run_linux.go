@@ -94,6 +94,9 @@ func (r *Runner) Run(ctx context.Context, t Task) (Result, error) {
 // begin makes everything up to the created sandbox.
 func (u *run) begin(ctx context.Context) error {
 	var err error
+	if !builtStatic {
+		return refusef("this binary was built with cgo and cannot start a sandbox; hint: build it with CGO_ENABLED=0 (make build)")
+	}
 	if len(u.t.Argv) == 0 {
 		return refusef("no command; hint: warder run [flags] -- CMD [ARG…]")
 	}

@@ -1,0 +1,5 @@
+//go:build cgo
+
+package runner
+
+const builtStatic = false
