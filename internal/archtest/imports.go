@@ -63,6 +63,7 @@ func Libraries() []Library {
 		{"github.com/spf13/cobra", []string{"cmd/warder"}, "flags end at the command", nil},
 		{"github.com/goccy/go-yaml", []string{"internal/config"}, "strictness is decided once", []string{"internal/secret"}},
 		{"github.com/google/uuid", []string{"internal/identity"}, "ids are made in one place", nil},
+		{"go.yaml.in/yaml/v3", []string{"policies"}, "data files of a policy, read as OPA reads them", nil},
 		{"github.com/go-jose/go-jose/v4", []string{"internal/demo"}, "the demo's API checks our tokens with other people's code", nil},
 		{"golang.org/x/mod", []string{"audit"}, "signed notes and Merkle trees are the log's", nil},
 		{"golang.org/x/net", []string{"proxy", "runner", "broker"}, "IDNA and DNS messages", []string{"cmd"}},
