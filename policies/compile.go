@@ -91,7 +91,6 @@ func newCompiler(ctx context.Context, store storage.Store, txn storage.Transacti
 		WithCapabilities(capabilities(forTests)).
 		WithEnablePrintStatements(forTests).
 		WithSchemas(set).
-		WithUseTypeCheckAnnotations(true).
 		WithDefaultRegoVersion(ast.RegoV1).
 		WithPathConflictsCheck(storage.NonEmpty(ctx, store, txn)).
 		SetErrorLimit(maxProblems), nil

@@ -160,3 +160,35 @@ func TestDataFilesLoadByFolder(t *testing.T) {
 	want(t, decide(t, e), Allow, "")
 	want(t, decide(t, e, host("other.example")), Deny, ReasonNoRule)
 }
+
+func TestProblemsSayWhereAndWhy(t *testing.T) {
+	for want, p := range map[string]Problem{
+		"m":          {Message: "m"},
+		"f: m":       {File: "f", Message: "m"},
+		"f:1: m":     {File: "f", Line: 1, Message: "m"},
+		"f:1:1: m":   {File: "f", Line: 1, Column: 1, Message: "m"},
+		"f: no line": {File: "f", Column: 5, Message: "no line"},
+	} {
+		if got := p.String(); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+	p := loadFails(t, map[string]string{"a.rego": anyAllow + "x := http.send({})\n\ny := nothing.there(1)\n"}).Problems
+	if len(p) != 2 || !strings.Contains(p[0].Message, "must not reach the network") || strings.Contains(p[1].Message, "not available") {
+		t.Errorf("%v", p)
+	}
+	many := loadFails(t, map[string]string{"a.rego": anyAllow + strings.Repeat("deny if true\n", 2*maxProblems)})
+	if n := len(many.Problems); n != maxProblems+1 || many.Problems[n-1].Message != "and 50 more" {
+		t.Errorf("%d problems, the last %v", n, many.Problems[n-1])
+	}
+	if text := many.Error(); !strings.Contains(text, "51 problems") || strings.Count(text, "\n") != maxProblems+1 {
+		t.Errorf("%s", text)
+	}
+}
+
+func TestPolicyCannotReplaceTheSchema(t *testing.T) {
+	failure := loadFails(t, map[string]string{"a.rego": "package warder.egress\n\n# METADATA\n# schemas:\n# - input: {type: object, properties: {request: {type: object, properties: {hots: {type: string}}}}}\nallow contains {\"rule\": \"x\"} if input.request.hots == \"a\"\n"})
+	if !strings.Contains(failure.Error(), "hots") {
+		t.Error(failure)
+	}
+}
