@@ -293,6 +293,20 @@ func TestTLSIsVerifiedWhateverTheEnvironmentSays(t *testing.T) {
 	grant(t, sess, "github-read")
 }
 
+func TestClearTextNeverLeavesTheMachine(t *testing.T) {
+	f := newFake(t, nil)
+	r := fakeRig(t, f)
+	dial := r.vault.conn.client.Transport.(*http.Transport).DialContext
+	if c, err := dial(t.Context(), "tcp", "192.0.2.1:80"); err == nil || !strings.Contains(err.Error(), "not a loopback") { // as "localhost" may resolve
+		t.Fatal(c, err)
+	}
+	c, err := dial(t.Context(), "tcp", f.Listener.Addr().String())
+	if err != nil {
+		t.Fatal("the control:", err)
+	}
+	_ = c.Close()
+}
+
 func TestNamespaceAndUnixSocket(t *testing.T) {
 	f := &fake{header: map[string][]string{}}
 	var ns string

@@ -138,7 +138,7 @@ func TestCommandSource(t *testing.T) {
 	cmd := func(script string) config.Credential {
 		return local(config.LocalSource{Command: []string{"/bin/sh", "-c", script}})
 	}
-	_, s := localRig(t, map[string]config.Credential{
+	r, s := localRig(t, map[string]config.Credential{
 		"good": cmd("echo S3CR3T-CANARY-command"), "fails": cmd("echo S3CR3T-CANARY; echo S3CR3T-CANARY >&2; exit 3"),
 		"endless": cmd("yes S3CR3T-CANARY"), "nothing": cmd("true"), "reads": cmd("cat; echo S3CR3T-CANARY"),
 		"missing": local(config.LocalSource{Command: []string{"/nonexistent/program"}}),
@@ -151,6 +151,14 @@ func TestCommandSource(t *testing.T) {
 	for _, name := range []string{"fails", "endless", "nothing", "missing"} {
 		_, err := s.Grant(t.Context(), name, issues)
 		refused(t, err, ReasonUnavailable)
+	}
+	if err := os.Chmod(r.opts.ConfigFile, 0o602); err != nil {
+		t.Fatal(err)
+	}
+	r.clock.add(time.Hour)
+	_, err := s.Grant(t.Context(), "good", issues)
+	if e := refused(t, err, ReasonUnavailable); !strings.Contains(e.Error(), "names a command") {
+		t.Fatal(e)
 	}
 	if _, err := New(Options{Credentials: map[string]config.Credential{"c": cmd("true")}}); err == nil {
 		t.Fatal("a command without a configuration file")

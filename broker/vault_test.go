@@ -328,23 +328,29 @@ func TestVault(t *testing.T) { // one server for all that leave it as it was
 	})
 
 	t.Run("somebody revokes the run's token: nothing more, no successor", func(t *testing.T) {
-		r := rigOf(t)
+		r := rigOf(t, func(c map[string]config.Credential) {
+			c["same"] = githubCred()
+		})
 		sess, _ := r.begin(t)
 		g := grant(t, sess, "github-read")
+		r.clock.add(kvKeep / 2)
+		grant(t, sess, "same") // younger
 		s.Must(t, http.MethodPost, "auth/token/revoke-accessor", map[string]any{"accessor": g.Accessor})
 		before := accessors(t, s)
-		r.clock.add(kvKeep)
+		r.clock.add(kvKeep / 2)
 		for range 3 {
 			_, err := sess.Grant(t.Context(), "github-read", issues)
 			if e := refused(t, err, ReasonUnavailable); !strings.Contains(e.Error(), "has been revoked") {
 				t.Fatal(e)
 			}
+			_, err = sess.Grant(t.Context(), "same", issues) // its value is still young, its token is gone
+			refused(t, err, ReasonUnavailable)
 			r.clock.add(time.Minute)
 		}
 		if !slices.Equal(before, accessors(t, s)) {
 			t.Fatal("a successor was made")
 		}
-		if out := end(t, sess); len(out) != 1 || out[0].Status != StatusStatic {
+		if out := end(t, sess); len(out) != 2 || out[0].Status != StatusStatic {
 			t.Fatalf("%+v", out)
 		}
 	})
@@ -636,6 +642,16 @@ func TestAppRole(t *testing.T) {
 		refused(t, err, ReasonUnavailable)
 		if !strings.Contains(thief.log.String(), "somebody else") {
 			t.Fatal("no alarm")
+		}
+
+		other := *cfg
+		other.Auth.Role = "other"
+		other.Auth.SecretIDFile = secretFile(t, wrap("auth/approle/role/broker/secret-id"))
+		r4 := newRig(t, &other, creds)
+		sess4, _ := r4.begin(t)
+		_, err = sess4.Grant(t.Context(), "github-read", issues)
+		if e := refused(t, err, ReasonUnavailable); !strings.Contains(e.Error(), "was made by") {
+			t.Fatal(e)
 		}
 
 		wrong := *cfg

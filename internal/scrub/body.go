@@ -116,11 +116,8 @@ func (r *reader) fill() {
 		r.n.Add(r.s.Header(r.resp.Trailer)) // complete only now
 	}
 	r.err = err
-	if n > 0 || err != nil {
-		r.decide(err == io.EOF)
-	}
-	if err != nil && err != io.EOF {
-		r.buf = nil // undecided and cut off: never delivered
+	if n > 0 || err == io.EOF {
+		r.decide(err == io.EOF) // what is undecided at another error is never delivered
 	}
 }
 
