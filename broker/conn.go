@@ -12,9 +12,7 @@ import (
 	"net/http"
 	"net/netip"
 	"net/url"
-	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"time"
 
@@ -133,48 +131,6 @@ func tlsConfig(c config.Vault) (*tls.Config, error) {
 	return out, nil
 }
 
-// vaultClass says what an answer, or its absence, means for the caller.
-type vaultClass int
-
-const (
-	classUnavailable vaultClass = iota // no usable answer: the call may be repeated later
-	classDenied                        // 401, 403
-	classNotFound                      // 404, or an answer without data
-	classInvalid                       // 400 and the rest of 4xx: repeating does not help
-)
-
-// vaultError is for the operator: path and status, Vault's own short text, no value.
-type vaultError struct {
-	class      vaultClass
-	op         string // "GET secret/data/github"
-	text       string
-	status     int // 0 without an answer
-	retryAfter time.Duration
-	gated      bool // not even tried
-	err        error
-}
-
-func (e *vaultError) Error() string {
-	s := "vault: " + e.op
-	if e.status != 0 {
-		s += ": status " + strconv.Itoa(e.status)
-	}
-	if e.text != "" {
-		s += ": " + e.text
-	}
-	if e.err != nil {
-		s += ": " + e.err.Error()
-	}
-	return s
-}
-
-func (e *vaultError) Unwrap() error { return e.err }
-
-func isClass(err error, c vaultClass) bool {
-	var ve *vaultError
-	return errors.As(err, &ve) && ve.class == c
-}
-
 // call is one call of the API. The zero token sends none.
 type vaultCall struct {
 	method, path string // path below /v1/, not escaped
@@ -263,120 +219,10 @@ func (c *conn) request(ctx context.Context, in vaultCall) (*http.Request, error)
 	return req, nil
 }
 
-// answer sorts a complete answer. What is not Vault's JSON is no answer of
-// Vault's, whatever its status.
-func (c *conn) answer(resp *http.Response, raw []byte, op string) (*api.Secret, error) {
-	status := resp.StatusCode
-	if status == http.StatusNoContent {
-		return nil, nil
-	}
-	ve := &vaultError{op: op, status: status}
-	if status >= 300 && status < 400 {
-		ve.text = "redirected to another address, which is never followed; hint: name the active server in vault.address"
-		return nil, ve
-	}
-	if status == http.StatusTooManyRequests || status == http.StatusServiceUnavailable {
-		ve.retryAfter = retryAfter(resp.Header.Get("Retry-After"))
-	}
-	dec := json.NewDecoder(bytes.NewReader(raw))
-	dec.UseNumber()
-	if status == http.StatusOK {
-		sec := new(api.Secret)
-		if err := dec.Decode(sec); err != nil {
-			ve.text = "the answer is not Vault's JSON"
-			return nil, ve
-		}
-		return sec, nil
-	}
-	var body api.ErrorResponse
-	if err := dec.Decode(&body); err != nil {
-		ve.text = "the answer is not Vault's JSON"
-		return nil, ve
-	}
-	ve.text = shortText(strings.Join(body.Errors, "; "))
-	switch {
-	case status == http.StatusForbidden || status == http.StatusUnauthorized:
-		ve.class = classDenied
-	case status == http.StatusNotFound:
-		ve.class = classNotFound
-	case status == http.StatusPreconditionFailed || status == http.StatusTooManyRequests || status == 472 || status == 473:
-		ve.class = classUnavailable
-	case status >= 400 && status < 500:
-		ve.class = classInvalid
-	}
-	return nil, ve
-}
-
-// shortText keeps a foreign text printable and short.
-func shortText(s string) string {
-	s = strings.Map(func(r rune) rune {
-		if r < 0x20 || r == 0x7f {
-			return ' '
-		}
-		return r
-	}, strings.ToValidUTF8(s, "?"))
-	if s = strings.Join(strings.Fields(s), " "); len(s) > 200 {
-		s = strings.ToValidUTF8(s[:200], "") + "…"
-	}
-	return s
-}
-
-// retryAfter reads seconds (RFC 9110, section 10.2.3), capped: the other side
-// does not decide how long we are silent.
-func retryAfter(h string) time.Duration {
-	n, err := strconv.Atoi(h)
-	if err != nil || n <= 0 {
-		return 0
-	}
-	return min(time.Duration(min(n, 3600))*time.Second, maxRetryAfter)
-}
-
 func escapePath(p string) string {
 	parts := strings.Split(p, "/")
 	for i, s := range parts {
 		parts[i] = url.PathEscape(s)
 	}
 	return strings.Join(parts, "/")
-}
-
-// gate holds calls back while Vault does not answer: after a failure nobody
-// calls for a while, then one call goes ahead and the others wait for its fate.
-type gate struct {
-	mu       sync.Mutex
-	failures int
-	closed   time.Time // until
-	probing  bool
-	last     error
-}
-
-func (g *gate) enter(now time.Time, op string) error {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	switch {
-	case g.failures == 0:
-		return nil
-	case now.Before(g.closed):
-		return &vaultError{op: op, text: "not tried, Vault failed before", err: g.last, gated: true, retryAfter: g.closed.Sub(now)}
-	case g.probing:
-		return &vaultError{op: op, text: "not tried, Vault failed before", err: g.last, gated: true, retryAfter: failureFirst}
-	}
-	g.probing = true
-	return nil
-}
-
-func (g *gate) leave(now time.Time, err error) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.probing = false
-	var ve *vaultError
-	if !errors.As(err, &ve) || ve.class != classUnavailable || ve.status == http.StatusInternalServerError {
-		g.failures, g.last = 0, nil // Vault answers; one engine may still fail
-		return
-	}
-	if errors.Is(err, context.Canceled) {
-		return
-	}
-	g.failures++
-	wait := min(failureFirst<<min(g.failures-1, 10), failureMost)
-	g.closed, g.last = now.Add(max(wait, ve.retryAfter)), ve
 }
