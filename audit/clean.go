@@ -71,7 +71,7 @@ func visible(r rune) rune {
 		return 0x2421
 	case r < 0x7f:
 		return r
-	case unicode.In(r, unicode.Cc, unicode.Cf, unicode.Co, unicode.Zl, unicode.Zp), !unicode.IsGraphic(r):
+	case !unicode.IsGraphic(r): // controls, formatting, line separators, private use, unassigned
 		return utf8.RuneError
 	}
 	return r

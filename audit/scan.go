@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"golang.org/x/mod/sumdb/tlog"
 )
@@ -261,8 +262,25 @@ func (c *chain) resume(f *os.File, l *lines, at int64) bool {
 	}
 }
 
-// tail judges what stands at off, where no sound line does.
+// tail judges what stands at off, where no sound line does. In an open stream a write
+// may be under way, of which a reader sees any part: what is not right is read again.
 func (c *chain) tail(f *os.File, off int64, open bool) (ending, error) {
+	for try := 0; ; try++ {
+		e, err := c.tailNow(f, off, open)
+		if err != nil || e.bad == "" || !open || try == settleTries {
+			return e, err
+		}
+		time.Sleep(settleTime)
+	}
+}
+
+// A write of a writer that lives is over within settleTries times settleTime.
+const (
+	settleTries = 20
+	settleTime  = time.Millisecond
+)
+
+func (c *chain) tailNow(f *os.File, off int64, open bool) (ending, error) {
 	e := ending{end: off}
 	data, size, err := readTail(f, off)
 	switch {

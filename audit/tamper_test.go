@@ -306,19 +306,12 @@ func TestF165ARecomputedChainIsFound(t *testing.T) {
 	dir, streams := sampleLog(t)
 	name := filepath.Join(dir, streamsDir, streams[3], "1.jsonl")
 	edit(t, name, func(b []byte) []byte {
-		prev, out := zeroHash, []byte(nil)
-		for i, line := range split(b) {
-			line = line[:len(line)-1]
+		return rechain(b, func(i int, line []byte) []byte {
 			if i == 2 {
-				line = bytes.Replace(line, []byte(`"host":"api.allowed.test"`), []byte(`"host":"api.another.test"`), 1)
+				return bytes.Replace(line, []byte("api.allowed.test"), []byte("api.another.test"), 1)
 			}
-			body := line[:len(line)-len(lineTail)]
-			out = append(out, body...)
-			start := len(out) - len(body)
-			out = append(out, `,"prev":"`+prev+`"`...)
-			out, prev = seal(out, start)
-		}
-		return out
+			return line
+		})
 	})
 	rep := wantVerdict(t, dir, VerdictAltered)
 	for _, f := range rep.Findings {
@@ -328,6 +321,61 @@ func TestF165ARecomputedChainIsFound(t *testing.T) {
 	}
 	if !strings.Contains(fmt.Sprint(rep.Findings), "sealed with") {
 		t.Errorf("findings: %+v", rep.Findings)
+	}
+}
+
+// rechain gives lines new hashes, after changing one of them; the chain is right then.
+func rechain(b []byte, change func(i int, line []byte) []byte) []byte {
+	prev, out := zeroHash, []byte(nil)
+	for i, line := range split(bytes.TrimRight(b, "\x00")) {
+		line = change(i, line[:len(line)-1])
+		body := line[:len(line)-len(lineTail)]
+		out = append(out, body...)
+		start := len(out) - len(body)
+		out = append(out, `,"prev":"`+prev+`"`...)
+		out, prev = seal(out, start)
+	}
+	return out
+}
+
+// F165: an open stream has no seal yet; its checkpoint tells a recomputed chain.
+func TestF165ARecomputedOpenStreamIsFound(t *testing.T) {
+	g := start(t, Options{FS: &faulty{}})
+	g.requests(t, 2)
+	no(t, g.Checkpoint(t.Context()))
+	name := g.segment(1)
+	g.die(t)
+	same := func(_ int, line []byte) []byte { return line }
+	edit(t, name, func(b []byte) []byte { return rechain(b, same) })
+	wantVerdict(t, g.dir, VerdictComplete) // the tool that recomputes is right
+	edit(t, name, func(b []byte) []byte {
+		return rechain(b, func(i int, line []byte) []byte {
+			if i == 1 {
+				return bytes.Replace(line, []byte("api.allowed.test"), []byte("api.another.test"), 1)
+			}
+			return line
+		})
+	})
+	if rep := wantVerdict(t, g.dir, VerdictAltered); !strings.Contains(fmt.Sprint(rep.Findings), "checkpoint") {
+		t.Errorf("%+v", rep.Findings)
+	}
+}
+
+// The lines of one open stream under the name of another.
+func TestAnotherStreamsLinesAreFound(t *testing.T) {
+	a := start(t, Options{FS: &faulty{}})
+	a.requests(t, 2)
+	b := start(t, Options{Dir: a.dir, FS: &faulty{}})
+	b.requests(t, 2)
+	from, to := a.segment(1), b.segment(1)
+	a.die(t)
+	b.die(t)
+	wantVerdict(t, a.dir, VerdictComplete)
+	lines, err := os.ReadFile(from)
+	no(t, err)
+	edit(t, to, func([]byte) []byte { return lines })
+	if rep := wantVerdict(t, a.dir, VerdictAltered); !strings.Contains(fmt.Sprint(rep.Findings), "another stream") {
+		t.Errorf("%+v", rep.Findings)
 	}
 }
 
