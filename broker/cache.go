@@ -177,7 +177,7 @@ func (e *entry) settle(s *Session, c *call, m *material, err error) {
 	e.current = m
 	e.dead = deadlineAt(now.Add(life - min(margin, life/4)))
 	ahead := life - life/refreshFraction
-	e.refresh = now.Add(ahead - rand.N(ahead/10+1))
+	e.refresh = now.Add(ahead - rand.N(ahead/10+1)) //nolint:gosec // jitter
 }
 
 // pause counts a failure and says how long no fetch is tried. One that was held

@@ -259,8 +259,14 @@ func TestMayPassLooksAtEachPart(t *testing.T) {
 		err  error
 		want bool
 	}{
-		{denied, false}, {away, true}, {errors.Join(denied, away), true}, {errors.Join(away, denied), true}, {errors.Join(denied, denied), false},
-		{fmt.Errorf("x: %w", denied), false}, {errors.Join(fmt.Errorf("x: %w", denied)), false}, {errors.New("disk"), true},
+		{denied, false},
+		{away, true},
+		{errors.Join(denied, away), true},
+		{errors.Join(away, denied), true},
+		{errors.Join(denied, denied), false},
+		{fmt.Errorf("x: %w", denied), false},
+		{errors.Join(fmt.Errorf("x: %w", denied)), false},
+		{errors.New("disk"), true},
 	} {
 		if mayPass(c.err) != c.want {
 			t.Errorf("%v: %v", c.err, !c.want)

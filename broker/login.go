@@ -159,7 +159,7 @@ func (v *vault) extend(ctx context.Context, l *login, ttl time.Duration) error {
 func (v *vault) keep(ctx context.Context, l *login, ttl time.Duration) {
 	wait := ttl / 3
 	for {
-		timer := time.NewTimer(max(wait-rand.N(wait/10+1), 100*time.Millisecond))
+		timer := time.NewTimer(max(wait-rand.N(wait/10+1), 100*time.Millisecond)) //nolint:gosec // jitter
 		select {
 		case <-ctx.Done():
 			timer.Stop()

@@ -35,7 +35,7 @@ func retry(ctx context.Context, fn func() error) error {
 
 // mayPass reports whether a failed revocation, or one part of it, is worth repeating.
 func mayPass(err error) bool {
-	if parts, ok := err.(interface{ Unwrap() []error }); ok { //nolint:errorlint // the parts are looked at one by one
+	if parts, ok := err.(interface{ Unwrap() []error }); ok {
 		return slices.ContainsFunc(parts.Unwrap(), mayPass)
 	}
 	var ve *vaultError

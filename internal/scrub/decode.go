@@ -67,7 +67,7 @@ func (d *lazyDecoder) Read(p []byte) (int, error) {
 		return 0, d.err
 	}
 	n, err := d.dec.Read(p)
-	if err != nil && err != io.EOF {
+	if err != nil && !errors.Is(err, io.EOF) {
 		err = fmt.Errorf("scrub: %s: %w", d.coding, err)
 	}
 	return n, err
@@ -93,7 +93,7 @@ func newDecoder(coding string, src io.Reader) (io.Reader, error) {
 		err = errors.New("no such coding")
 	}
 	if err != nil {
-		if err == io.EOF {
+		if errors.Is(err, io.EOF) {
 			err = io.ErrUnexpectedEOF
 		}
 		return nil, fmt.Errorf("scrub: %s: %w", coding, err)

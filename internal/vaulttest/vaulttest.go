@@ -37,7 +37,7 @@ type Server struct {
 // Start runs a Vault until the test ends.
 func Start(t testing.TB) *Server {
 	t.Helper()
-	cmd := exec.Command(Binary(t), "-listen", "127.0.0.1:0", "-parent") //nolint:gosec // a path of ours
+	cmd := exec.Command(Binary(t), "-listen", "127.0.0.1:0", "-parent")
 	cmd.Env = []string{"HOME=/nonexistent"}
 	in, err := cmd.StdinPipe()
 	if err != nil {
@@ -82,7 +82,7 @@ func Binary(t testing.TB) string {
 	if p := os.Getenv("WARDER_TEST_VAULT"); p != "" {
 		return p
 	}
-	cmd := exec.Command(filepath.Join(moduleRoot(t), "tools", "vaultserver", "ensure.sh")) //nolint:gosec // a path of ours
+	cmd := exec.Command(filepath.Join(moduleRoot(t), "tools", "vaultserver", "ensure.sh"))
 	var log bytes.Buffer
 	cmd.Stderr = &log
 	out, err := cmd.Output()
