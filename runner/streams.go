@@ -29,22 +29,22 @@ func newStream(w io.Writer) *stream {
 	return &stream{w: w, sum: sha256.New(), done: make(chan struct{})}
 }
 
-// pump copies until the end of r. A writer that fails (a closed pipe) does not
-// stop the task: the rest is counted and dropped.
-func (s *stream) pump(r io.Reader) {
+// pump copies until the end of r, and closes it. When nobody reads what we write
+// any more, the task's next write fails too, as in a pipeline of a shell.
+func (s *stream) pump(r io.ReadCloser) {
 	defer close(s.done)
+	defer r.Close()
 	buf := make([]byte, 64<<10)
-	w := s.w
 	for {
 		n, err := r.Read(buf)
 		if n > 0 {
 			s.add(buf[:n])
-			if w != nil {
-				if _, werr := w.Write(buf[:n]); werr != nil {
-					w = nil
+			if s.w != nil {
+				if _, werr := s.w.Write(buf[:n]); werr != nil {
 					s.mu.Lock()
 					s.cut = true
 					s.mu.Unlock()
+					return
 				}
 			}
 		}

@@ -140,10 +140,14 @@ func TestE2EProxyServesTheSamePipeline(t *testing.T) {
 	// A policy that does not load changes nothing; one that does is in force.
 	l.write("policies/api.rego", "package warder.egress\n\nallow contains\n")
 	_ = cmd.Process.Signal(syscall.SIGHUP)
-	l.until(func() bool { return strings.Contains(l.curl(addr, append(auth, "https://api.allowed.test/v1/x")...), "STATUS 200") })
+	l.until(func() bool {
+		return strings.Contains(l.curl(addr, append(auth, "https://api.allowed.test/v1/x")...), "STATUS 200")
+	})
 	l.write("policies/api.rego", "package warder.egress\n\nallow contains {\"rule\": \"other\"} if input.request.path == \"/none\"\n")
 	_ = cmd.Process.Signal(syscall.SIGHUP)
-	l.until(func() bool { return strings.Contains(l.curl(addr, append(auth, "https://api.allowed.test/v1/x")...), "STATUS 403") })
+	l.until(func() bool {
+		return strings.Contains(l.curl(addr, append(auth, "https://api.allowed.test/v1/x")...), "STATUS 403")
+	})
 	log := stop()
 	if strings.Contains(log, "S3CR3T") || !strings.Contains(log, "stays as it was") {
 		t.Errorf("log: %s", log)

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"encoding/json"
 	"os"
 	"path/filepath"
 	"slices"
@@ -375,5 +376,46 @@ func TestE2EStandardInput(t *testing.T) {
 	cmd.Stdin = strings.NewReader("not passed on")
 	if out, err := cmd.Output(); err != nil || string(out) != "" {
 		t.Errorf("without -i: %q %v", out, err)
+	}
+}
+
+// TestE2EAReaderThatGoesAway: as in a shell's pipeline, the task's writes fail,
+// and the run ends in order.
+func TestE2EAReaderThatGoesAway(t *testing.T) { // F128
+	l := newLab(t)
+	cmd := l.command(t.Context(), "run", "--timeout", "60s", "--", "yes")
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := out.Read(make([]byte, 2)); err != nil {
+		t.Fatal(err)
+	}
+	out.Close()
+	_ = cmd.Wait()
+	ends := l.records(func(r *audit.Record) bool { return r.Event == audit.EventRunEnd })
+	if len(ends) != 1 || ends[0].Cause == "timeout" || !ends[0].Stdout.Truncated {
+		t.Errorf("exit %d, records %+v", cmd.ProcessState.ExitCode(), ends)
+	}
+	l.mustBeComplete()
+}
+
+func TestE2EJSONTellsEveryFailure(t *testing.T) {
+	l := newLab(t)
+	for name, spoil := range map[string]func(){
+		"the task":          func() {},
+		"the configuration": func() { l.write("warder.yaml", "version: 7\n") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			spoil()
+			o := l.warder("run", "-o", "json", "--", "/no/such")
+			var r jsonRun
+			if err := json.Unmarshal([]byte(o.stdout), &r); err != nil || r.ExitCode != o.code || r.Cause != "error" || r.Detail == "" {
+				t.Errorf("%v: exit %d: %s", err, o.code, o.stdout)
+			}
+		})
 	}
 }

@@ -36,6 +36,7 @@ type runFlags struct {
 	pids                                               int
 	timeout                                            config.Duration
 	interactive, tty                                   bool
+	told                                               bool // the result object is on stdout
 }
 
 func newRunCmd() *cobra.Command {
@@ -96,9 +97,21 @@ func runTask(cmd *cobra.Command, f *runFlags, args []string) error {
 	if ctx == nil {
 		ctx = context.Background()
 	}
+	// A reader of our output that goes away must not kill us before the end of
+	// the run: the write fails, and that ends the task's stream.
+	signal.Ignore(syscall.SIGPIPE)
+	err := startTask(ctx, cmd, f, args)
+	if err != nil && f.output == "json" && !f.told {
+		res := runner.Result{ExitCode: runner.ExitWarder, Cause: runner.CauseError, Detail: err.Error()}
+		return errors.Join(err, json.NewEncoder(cmd.OutOrStdout()).Encode(res))
+	}
+	return err
+}
+
+func startTask(ctx context.Context, cmd *cobra.Command, f *runFlags, args []string) error {
 	a, err := openApp(ctx, appOptions{config: f.config, policy: f.policy, oneShot: true, stderr: cmd.ErrOrStderr()})
 	if err != nil {
-		return fail(err)
+		return &exitError{runner.ExitWarder, err}
 	}
 	return a.run(ctx, cmd, f, args)
 }
@@ -130,6 +143,7 @@ func (a *app) run(ctx context.Context, cmd *cobra.Command, f *runFlags, args []s
 		if err := json.NewEncoder(cmd.OutOrStdout()).Encode(res); err != nil {
 			return fail(fmt.Errorf("result: %w", err))
 		}
+		f.told = true
 	}
 	return outcome(res, rerr, cmd.ErrOrStderr())
 }
