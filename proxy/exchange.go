@@ -55,7 +55,9 @@ type exchange struct {
 	mu       sync.Mutex
 	cut      *refusal // a limit was reached, or the peer failed, in mid-body
 	hijacked net.Conn
-	headSent bool // no more interim responses
+	body     *clientBody // nil: none
+	duplex   bool        // the answer may overtake the body
+	headSent bool        // no more interim responses
 }
 
 func (p *Proxy) newExchange(c *clientConn, h head, r *http.Request) *exchange {
@@ -121,6 +123,9 @@ func (x *exchange) end() {
 		if x.refusal == nil {
 			x.refusal = f
 		}
+	}
+	if !abort && x.hijacked == nil {
+		x.drain()
 	}
 	x.complete()
 	if abort {

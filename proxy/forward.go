@@ -78,7 +78,7 @@ func (x *exchange) forward(r *http.Request) (*http.Response, error) {
 	out.RequestURI = ""
 	out.Close = false // the client's wish is about its own connection
 	// An answer may begin before the request has ended, and go on beside it.
-	_ = http.NewResponseController(x.w.ResponseWriter).EnableFullDuplex()
+	x.duplex = http.NewResponseController(x.w.ResponseWriter).EnableFullDuplex() == nil
 	keepAsIs(out.Header)
 	for {
 		conn, reused = nil, false
@@ -91,7 +91,7 @@ func (x *exchange) forward(r *http.Request) (*http.Response, error) {
 			resp.Body = &answerBody{x: x, in: resp.Body, up: up}
 			return resp, nil
 		}
-		if x.attempts >= maxAttempts || !reused || conn == nil || conn.wrote.Load() || body.touched() || r.Context().Err() != nil {
+		if x.attempts >= maxAttempts || !reused || conn == nil || conn.wrote.Load() || body.read.Load() || r.Context().Err() != nil {
 			if x.attempts == 0 {
 				x.attempts = 1
 			}
@@ -154,13 +154,13 @@ func (x *exchange) upstreamFailure(err error) *refusal {
 type sendBody struct {
 	x    *exchange
 	in   io.Reader
-	read chan struct{} // closed by the first Read
+	read atomic.Bool   // Read was called
 	r    *http.Request // whose trailers are copied at the end
 	out  http.Header
 }
 
 func (x *exchange) sending(r *http.Request) *sendBody {
-	b := &sendBody{x: x, in: r.Body, read: make(chan struct{})}
+	b := &sendBody{x: x, in: r.Body}
 	r.GetBody = nil
 	if r.Body == nil || r.Body == http.NoBody {
 		b.in = nil
@@ -200,24 +200,13 @@ func forbiddenTrailer(name string) bool {
 	return false
 }
 
-func (b *sendBody) touched() bool {
-	select {
-	case <-b.read:
-		return true
-	default:
-		return false
-	}
-}
-
 // Read runs on the transport's goroutine.
 func (b *sendBody) Read(p []byte) (n int, err error) {
 	defer recoverTo(&err)
 	if b.in == nil {
 		return 0, io.EOF
 	}
-	if !b.touched() {
-		close(b.read)
-	}
+	b.read.Store(true)
 	n, err = b.in.Read(p)
 	b.x.sent.Add(int64(n))
 	if b.x.spendBytes("out", n) {

@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 )
 
 // framer reads HTTP/1 from a client and hands on only bytes whose framing it has
@@ -29,7 +30,8 @@ type framer struct {
 	mu      sync.Mutex // heads: a handler takes one while the next is read ahead
 	heads   []head
 	err     error // sticky
-	bad     head  // what was readable of the head that err is about
+	left    atomic.Bool
+	bad     head // what was readable of the head that err is about
 }
 
 type framing int
@@ -75,6 +77,9 @@ func (f *framer) Read(p []byte) (int, error) {
 		return 0, nil
 	}
 	for {
+		if f.left.Load() {
+			return 0, io.ErrUnexpectedEOF
+		}
 		if f.r < f.ok {
 			n := copy(p, f.buf[f.r:f.ok])
 			f.r += n
@@ -104,6 +109,9 @@ func (f *framer) Read(p []byte) (int, error) {
 		}
 	}
 }
+
+// abandon makes every further Read fail.
+func (f *framer) abandon() { f.left.Store(true) }
 
 // pass hands on bytes that need no judgement. done is false when there was
 // something buffered, which the caller then copies.

@@ -276,7 +276,7 @@ func (x *exchange) withinLimits(*http.Request) *refusal {
 // spendBytes counts body bytes ("out" or "in") and reports whether a limit is
 // now exceeded.
 func (x *exchange) spendBytes(direction string, n int) bool {
-	if x.decision.Verdict != policies.Allow || n == 0 {
+	if x.decision.Verdict != policies.Allow || n == 0 || len(x.decision.Limits) == 0 {
 		return false
 	}
 	over := false

@@ -21,6 +21,9 @@ func (p *Proxy) serveHTTP(rw http.ResponseWriter, r *http.Request) {
 	c := r.Context().Value(connKey{}).(*clientConn)
 	c.busy.Store(true)
 	x := p.newExchange(c, c.fr.takeHead(), r)
+	// A copy: the server goes on to look at its own.
+	r = r.WithContext(context.WithValue(r.Context(), exchangeKey{}, x))
+	x.watchBody(r)
 	w := &responseWriter{ResponseWriter: rw, x: x}
 	x.w = w
 	defer x.end()
@@ -44,7 +47,7 @@ func (p *Proxy) serveHTTP(rw http.ResponseWriter, r *http.Request) {
 		x.serveReserved(r)
 		return
 	}
-	p.forward.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), exchangeKey{}, x)))
+	p.forward.ServeHTTP(w, r)
 }
 
 type exchangeKey struct{}

@@ -15,6 +15,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -661,27 +662,63 @@ func TestAcceptSurvivesALackOfDescriptors_F100(t *testing.T) {
 }
 
 func TestAnswersBeforeTheBodyIsRead_F105(t *testing.T) {
-	e := newEnv(t, func(w http.ResponseWriter, _ *http.Request) {
-		w.Header().Set("Connection", "close")
-		w.WriteHeader(http.StatusRequestEntityTooLarge)
-	})
-	var wg sync.WaitGroup
-	for range 8 {
-		c := e.tls("plain.allowed.test")
-		wg.Go(func() {
-			fmt.Fprintf(c, "POST / HTTP/1.1\r\nHost: plain.allowed.test\r\nContent-Length: %d\r\n\r\n", 1<<20)
-			go io.CopyN(c, zeros{}, 1<<20)
-			resp, err := http.ReadResponse(bufio.NewReader(c), nil)
-			if err != nil {
-				t.Error(err)
-			} else if resp.StatusCode != 413 && resp.StatusCode != 502 { // 502 when the upstream resets first
-				t.Errorf("answer %d", resp.StatusCode)
-			}
-			c.Close()
-		})
+	for _, size := range []int{1, 100 << 10, 300 << 10, 1 << 20} {
+		for _, framing := range []string{"length", "chunked"} {
+			t.Run(fmt.Sprint(size, " ", framing), func(t *testing.T) {
+				e := newEnv(t, func(w http.ResponseWriter, _ *http.Request) {
+					w.Header().Set("Connection", "close")
+					w.WriteHeader(http.StatusRequestEntityTooLarge)
+				})
+				var wg sync.WaitGroup
+				var answered atomic.Int64
+				for range 6 {
+					c := e.tls("plain.allowed.test")
+					wg.Go(func() { answered.Add(sendEarly(t, c, size, framing == "chunked")) })
+				}
+				wg.Wait()
+				e.tape.completed(t, int(answered.Load()))
+				if logs := e.logs.String(); strings.Contains(logs, "panic") || strings.Contains(logs, "concurrent") {
+					t.Errorf("log: %s", logs)
+				}
+			})
+		}
 	}
-	wg.Wait()
-	e.tape.completed(t, 8)
+}
+
+// sendEarly returns how many requests were answered.
+func sendEarly(t *testing.T, c net.Conn, size int, chunked bool) int64 {
+	defer c.Close()
+	sent := make(chan struct{})
+	go func() {
+		defer close(sent)
+		if chunked {
+			fmt.Fprintf(c, "POST / HTTP/1.1\r\nHost: plain.allowed.test\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n", size)
+			io.CopyN(c, zeros{}, int64(size))
+			io.WriteString(c, "\r\n0\r\n\r\n")
+			return
+		}
+		fmt.Fprintf(c, "POST / HTTP/1.1\r\nHost: plain.allowed.test\r\nContent-Length: %d\r\n\r\n", size)
+		io.CopyN(c, zeros{}, int64(size))
+	}()
+	br := bufio.NewReader(c)
+	resp, err := http.ReadResponse(br, nil)
+	switch {
+	case err != nil:
+		t.Error(err)
+		return 0
+	case resp.StatusCode != 413 && resp.StatusCode != 502: // 502 when the upstream resets first
+		t.Errorf("answer %d", resp.StatusCode)
+	}
+	io.Copy(io.Discard, resp.Body)
+	if size > maxDrain || resp.StatusCode != 413 {
+		return 1
+	}
+	<-sent // a small body is read to its end: the connection lives on
+	io.WriteString(c, get("/", "plain.allowed.test"))
+	if _, err := http.ReadResponse(br, nil); err != nil {
+		t.Errorf("the connection did not live on: %v", err)
+	}
+	return 2
 }
 
 func TestManyChunksInFixedMemory_F048(t *testing.T) {
@@ -697,5 +734,43 @@ func TestManyChunksInFixedMemory_F048(t *testing.T) {
 	f := frame(io.MultiReader(strings.NewReader("POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"), strings.NewReader(strings.Repeat("1\r\nx\r\n", 1_000_000))))
 	if _, err := io.Copy(struct{ io.Writer }{io.Discard}, f); err != nil || len(f.buf) > 16<<10 {
 		t.Errorf("%d bytes of memory, %v", len(f.buf), err)
+	}
+}
+
+func TestNothingIsLeftOfClientsThatWentAway_F064(t *testing.T) {
+	e := newEnv(t, func(_ http.ResponseWriter, r *http.Request) {
+		io.Copy(io.Discard, r.Body)
+		<-r.Context().Done()
+	}, plainUpstream)
+	const clients = 60
+	before := runtime.NumGoroutine()
+	for i := range clients {
+		var c net.Conn
+		switch i % 3 {
+		case 0: // waits for an upstream that never answers
+			c = e.plain("plain.allowed.test")
+			send(t, c, get("/", "plain.allowed.test"))
+		case 1: // a tunnel in which nothing is said
+			c = e.explicit()
+			send(t, c, "CONNECT plain.allowed.test:80 HTTP/1.1\r\nHost: plain.allowed.test:80\r\n\r\n")
+			http.ReadResponse(bufio.NewReader(c), &http.Request{Method: "CONNECT"})
+		default: // half a request
+			c = e.plain("plain.allowed.test")
+			send(t, c, "POST / HTTP/1.1\r\nHost: plain.allowed.test\r\nContent-Length: 10\r\n\r\n12345")
+		}
+		c.Close()
+	}
+	e.tape.completed(t, clients)
+	e.run.mu.Lock()
+	left := len(e.run.conns)
+	e.run.mu.Unlock()
+	for deadline := time.Now().Add(10 * time.Second); runtime.NumGoroutine() > before+5 || left > 0; {
+		if time.Now().After(deadline) {
+			t.Fatalf("%d goroutines, were %d; %d connections", runtime.NumGoroutine(), before, left)
+		}
+		runtime.Gosched()
+		e.run.mu.Lock()
+		left = len(e.run.conns)
+		e.run.mu.Unlock()
 	}
 }
