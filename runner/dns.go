@@ -14,6 +14,9 @@ import (
 // The pool of stand-in addresses: 198.18.0.0/15 (RFC 2544), never routed.
 var poolPrefix = netip.MustParsePrefix("198.18.0.0/15")
 
+// resolverAddr is where the sandbox finds its resolver, on port 53.
+const resolverAddr = "10.0.2.3"
+
 // maxNames bounds the names one run may look up. A run that needs more is
 // answered SERVFAIL, and the refusal is counted.
 const maxNames = 16384

@@ -22,12 +22,11 @@ import (
 	"gvisor.dev/gvisor/pkg/waiter"
 )
 
-// Addresses inside the sandbox. Nothing outside this package depends on them
-// but the documentation.
+// Addresses inside the sandbox, besides resolverAddr. Nothing outside this
+// package depends on them but the documentation.
 const (
 	sandboxAddr  = "10.0.2.15"
 	explicitAddr = "10.0.2.2" // answers as an explicit proxy on explicitPort
-	resolverAddr = "10.0.2.3" // answers DNS on port 53
 	explicitPort = 3128
 
 	linkMTU        = 65535   // 1500 costs several times the CPU; both ends are ours
