@@ -1,6 +1,7 @@
 package policies
 
 import (
+	"context"
 	"fmt"
 	"path/filepath"
 	"slices"
@@ -24,6 +25,7 @@ func TestCheckFindsWhatIsProvablyWrong(t *testing.T) {
 		{"key of another kind", titled(`allow contains {"rule": "x", "message": "m"} if true`), []string{"error unknown-key 5"}},
 		{"no name", titled(`allow contains {"hint": "h"} if true`), []string{"error no-rule-name 5"}},
 		{"empty name", titled(`allow contains {"rule": ""} if true`), []string{"error no-rule-name 5"}},
+		{"computed key", titled(`allow contains {"rule": "x", k: true} if some k in ["encoded_slash"]`), nil},
 		{"computed name", titled(`allow contains {"rule": r} if some r in ["a"]`), nil},
 		{"host with scheme", titled(`allow contains {"rule": "x"} if input.request.host == "https://a.example"`), []string{"error impossible-host 5"}},
 		{"host with port", titled(`allow contains {"rule": "x"} if "a.example:443" == input.request.host`), []string{"error impossible-host 5"}},
@@ -73,6 +75,37 @@ func TestCheckOfCredentialsNeedsAConfiguration(t *testing.T) {
 		if len(findings) != tt.want || (tt.want == 1 && (findings[0].Code != "unknown-credential" || findings[0].Severity != SeverityError)) {
 			t.Errorf("%s: %v", name, findings)
 		}
+	}
+}
+
+func TestFindingsAreInTheOrderOfTheFiles(t *testing.T) {
+	rule := "allow contains {\"rule\": \"x\"} if input.request.host == \"A\"\n\n"
+	e := loadAll(t, map[string]string{
+		"b.rego": "package warder.egress\n\n" + rule + rule,
+		"a.rego": "package warder.egress\n\n" + rule + rule,
+	})
+	var got []string
+	for _, f := range e.Check() {
+		got = append(got, fmt.Sprintf("%s:%d:%s", filepath.Base(f.File), f.Line, f.Code))
+	}
+	want := []string{
+		"a.rego:3:no-title", "a.rego:3:impossible-host", "a.rego:5:no-title", "a.rego:5:impossible-host",
+		"b.rego:3:no-title", "b.rego:3:impossible-host", "b.rego:5:no-title", "b.rego:5:impossible-host",
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("%q", got)
+	}
+}
+
+func TestTestsMayPrintAndNothingElse(t *testing.T) {
+	dir := write(t, map[string]string{"p.rego": entries, "p_test.rego": "package t\n\ntest_a if {\n\tprint(\"seen\")\n}\n\ntest_b if {\n\tprint(\"seen too\")\n\tto_number(\"x\") == 1\n}\n"})
+	results, err := RunTests(context.Background(), dir, "")
+	if err != nil || len(results) != 2 || results[0].Outcome != "pass" || results[0].Output != "seen\n" || results[1].Outcome != "error" || !strings.Contains(results[1].Detail, "p_test.rego:9") {
+		t.Errorf("%+v, %v", results, err)
+	}
+	dir = write(t, map[string]string{"p.rego": entries, "p_test.rego": "package t\n\ntest_a if http.send({})\n"})
+	if _, err := RunTests(context.Background(), dir, ""); !IsLoadError(err) || !strings.Contains(err.Error(), "must not reach the network") {
+		t.Errorf("%v", err)
 	}
 }
 
