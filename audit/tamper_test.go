@@ -379,6 +379,88 @@ func TestAnotherStreamsLinesAreFound(t *testing.T) {
 	}
 }
 
+// Each proof in the registry stands by itself: what is changed in its last line, which
+// no later line and no checkpoint knows, is found.
+func TestTheRegistrysLastLineIsProved(t *testing.T) {
+	g := start(t, Options{FS: &faulty{}})
+	g.die(t)
+	rehash := func(line []byte) []byte {
+		body := line[:bytes.LastIndex(line, []byte(hashKey))]
+		out, _ := seal(bytes.Clone(body), 0)
+		return out
+	}
+	swap := func(from, to string) func([]byte) []byte {
+		return func(line []byte) []byte { return bytes.Replace(line, []byte(from), []byte(to), 1) }
+	}
+	k, err := loadKey(osFS{}, g.dir, signingKey)
+	no(t, err)
+	resign := func(change func(l *regLine)) func([]byte) []byte {
+		return func(line []byte) []byte {
+			l, err := parseRegLine(line)
+			no(t, err)
+			change(l)
+			l.Sig, l.Hash = "", ""
+			out, err := l.encode(k)
+			no(t, err)
+			return out
+		}
+	}
+	for _, c := range []struct {
+		name    string
+		change  func(line []byte) []byte
+		verdict string
+	}{
+		{"nothing", func(line []byte) []byte { return line }, VerdictComplete},
+		{"signed again", resign(func(*regLine) {}), VerdictComplete}, // the tool is right
+		{"its hash", swap(hashKey, hashKey+"0"), VerdictAltered},
+		{"one digit of its hash", func(line []byte) []byte { line[len(line)-4] ^= 1; return line }, VerdictAltered},
+		{"its time, hashed again", func(line []byte) []byte { return rehash(swap(`"time":"2`, `"time":"3`)(line)) }, VerdictAltered},
+		{"its signature, hashed again", func(line []byte) []byte { return rehash(swap(`"sig":"`, `"sig":"A`)(line)) }, VerdictAltered},
+		{"the name of its key, signed again", resign(func(l *regLine) { l.Key += "0" }), VerdictAltered}, // encode leaves the name alone
+		{"its open streams, signed again", resign(func(l *regLine) { l.Live = append(l.Live, "more") }), VerdictAltered},
+		{"its event, signed again", resign(func(l *regLine) { l.Event = "close" }), VerdictAltered},
+		{"a key that nobody knows", resign(func(l *regLine) { l.Event, l.VKey = regKey, "x+0+y" }), VerdictAltered},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			dir := copyDir(t, g.dir)
+			edit(t, filepath.Join(dir, registryFile), func(b []byte) []byte {
+				l := split(b)
+				last := c.change(bytes.Clone(bytes.TrimSuffix(l[len(l)-1], []byte("\n"))))
+				return append(bytes.Join(l[:len(l)-1], nil), append(bytes.TrimSuffix(last, []byte("\n")), '\n')...)
+			})
+			wantVerdict(t, dir, c.verdict)
+		})
+	}
+}
+
+// F165: the registry written anew with the log's own key does not fit the checkpoints
+// of streams that were left as they are.
+func TestF165ARewrittenRegistryIsFound(t *testing.T) {
+	dir, _ := sampleLog(t)
+	k, err := loadKey(osFS{}, dir, signingKey)
+	no(t, err)
+	edit(t, filepath.Join(dir, registryFile), func(b []byte) []byte {
+		prev, out := zeroHash, []byte(nil)
+		for _, line := range split(b) {
+			l, err := parseRegLine(line[:len(line)-1])
+			no(t, err)
+			l.Time, l.Prev, l.Sig, l.Hash = "2026-11-29T17:00:00.000000000Z", prev, "", ""
+			again, err := l.encode(k)
+			no(t, err)
+			out = append(out, again...)
+			l, err = parseRegLine(bytes.TrimSuffix(again, []byte("\n")))
+			no(t, err)
+			prev = l.Hash
+		}
+		return out
+	})
+	for _, f := range wantVerdict(t, dir, VerdictAltered).Findings {
+		if !strings.Contains(f.What, "checkpoint knows another line") {
+			t.Errorf("the registry was not rewritten well: %+v", f)
+		}
+	}
+}
+
 // An older copy of one stream in place of the stream.
 func TestAnOlderCopyOfAStreamIsFound(t *testing.T) {
 	g := start(t, Options{FS: &faulty{}})
