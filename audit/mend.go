@@ -154,7 +154,7 @@ func (c *committer) checkSpace() {
 	if err != nil {
 		return // the next write says more
 	}
-	least := uint64(4 * c.l.o.SegmentSize) //nolint:gosec // positive
+	least := uint64(4 * c.l.o.SegmentSize)
 	if low := free < least; low != c.low {
 		c.low = low
 		if low {

@@ -64,7 +64,7 @@ func prove(ctx context.Context, dir, id string) (Proof, error) {
 	if err != nil {
 		return Proof{}, err
 	}
-	path, err := tlog.ProveRecord(int64(cp.size), int64(found.Seq), hashes) //nolint:gosec // counts of lines
+	path, err := tlog.ProveRecord(int64(cp.size), int64(found.Seq), hashes)
 	if err != nil {
 		return Proof{}, err
 	}
@@ -97,7 +97,7 @@ func storedHashes(dir, name string, size uint64) (hashList, error) {
 		if leaves == size || failed != nil {
 			return
 		}
-		more, err := tlog.StoredHashesForRecordHash(int64(leaves), h, list) //nolint:gosec // a count of lines
+		more, err := tlog.StoredHashesForRecordHash(int64(leaves), h, list)
 		list, failed = append(list, more...), err
 		leaves++
 	}
@@ -153,7 +153,7 @@ func checkProof(p Proof, public string) (*Record, error) {
 	if r.Stream != cp.stream {
 		return nil, errors.New("the checkpoint is another stream's")
 	}
-	err = tlog.CheckRecord(p.Path, int64(cp.size), root, int64(r.Seq), tlog.RecordHash(line)) //nolint:gosec // tlog refuses what is negative
+	err = tlog.CheckRecord(p.Path, int64(cp.size), root, int64(r.Seq), tlog.RecordHash(line))
 	if err != nil {
 		return nil, err
 	}

@@ -51,8 +51,6 @@ func (p pending) settles(r *Record) bool {
 	return false
 }
 
-func (p pending) empty() bool { return len(p.requests)+len(p.runs) == 0 }
-
 // closing returns the records that close what is open.
 func (p pending) closing(why string) []*Record {
 	var out []*Record

@@ -90,7 +90,7 @@ func tellRequest(r *Record) string {
 	if r.Response != nil && r.Response.Status != 0 {
 		out += ": " + strconv.Itoa(r.Response.Status)
 		if r.Response.Scrubbed > 0 {
-			out += ", masked " + Count(uint64(max(r.Response.Scrubbed, 0)), "time") + " in the answer" //nolint:gosec // not negative
+			out += ", masked " + Count(uint64(max(r.Response.Scrubbed, 0)), "time") + " in the answer"
 		}
 	}
 	if r.Reason != "" && r.Verdict != "allow" {

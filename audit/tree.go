@@ -37,8 +37,3 @@ func (t *tree) root() tlog.Hash {
 	}
 	return h
 }
-
-// clone returns a copy that grows by itself.
-func (t *tree) clone() tree {
-	return tree{size: t.size, edge: append([]tlog.Hash(nil), t.edge...), level: append([]int(nil), t.level...)}
-}

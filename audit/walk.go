@@ -31,7 +31,7 @@ func (c *chain) walk(dir string, open bool) (walked, error) {
 	buf := make([]byte, 256<<10)
 	for _, n := range numbers {
 		if n > w.segments+1 {
-			c.find(VerdictGap, w.segments+1, c.seq, "segments "+span(uint64(w.segments)+1, uint64(n)-1)+" are missing") //nolint:gosec // positive
+			c.find(VerdictGap, w.segments+1, c.seq, "segments "+span(uint64(w.segments)+1, uint64(n)-1)+" are missing")
 		}
 		w.segments = n
 		if err := c.walkSegment(dir, n, open, buf, &w); err != nil {

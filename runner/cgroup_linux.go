@@ -138,7 +138,7 @@ func makeCgroup(dir string, files [][2]string) error {
 		return fmt.Errorf("cgroup: %w", err)
 	}
 	for i, f := range files {
-		err := os.WriteFile(filepath.Join(dir, f[0]), []byte(f[1]), 0) //nolint:gosec // a control file that exists
+		err := os.WriteFile(filepath.Join(dir, f[0]), []byte(f[1]), 0)
 		if err != nil && i == 0 {
 			_ = os.Remove(dir)
 			return fmt.Errorf("cgroup: %w", err)
@@ -155,7 +155,7 @@ func (c *runCgroup) createV2(unified, id string, l Limits) error {
 		return fmt.Errorf("cgroup: %w", err)
 	}
 	for _, d := range []string{unified, parent} {
-		if err := os.WriteFile(filepath.Join(d, "cgroup.subtree_control"), []byte("+cpu +memory +pids"), 0); err != nil { //nolint:gosec // a control file that exists
+		if err := os.WriteFile(filepath.Join(d, "cgroup.subtree_control"), []byte("+cpu +memory +pids"), 0); err != nil {
 			return fmt.Errorf("cgroup: %w", err)
 		}
 	}
@@ -167,7 +167,7 @@ func (c *runCgroup) createV2(unified, id string, l Limits) error {
 	c.dirs[""] = dir
 	c.held = append(c.held, "memory")
 	cpu := strconv.FormatInt(int64(l.CPUs*100000), 10) + " 100000"
-	if err := os.WriteFile(filepath.Join(dir, "cpu.max"), []byte(cpu), 0); err != nil { //nolint:gosec // a control file that exists
+	if err := os.WriteFile(filepath.Join(dir, "cpu.max"), []byte(cpu), 0); err != nil {
 		return fmt.Errorf("cgroup: %w", err)
 	}
 	c.held = append(c.held, "cpus")
@@ -180,7 +180,7 @@ func (c *runCgroup) add(pid int) error {
 		return nil
 	}
 	for _, dir := range c.dirs {
-		if err := os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(strconv.Itoa(pid)), 0); err != nil { //nolint:gosec // a control file that exists
+		if err := os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(strconv.Itoa(pid)), 0); err != nil {
 			return fmt.Errorf("cgroup: %w", err)
 		}
 	}

@@ -55,7 +55,7 @@ func chooseIDs(user string, idRange [2]uint32) (identitySet, error) {
 
 // hostIDs are the ids of a slot.
 func (s identitySet) hostIDs(slot int) []uint32 {
-	first := s.base + uint32(slot)*2 //nolint:gosec // slot < slots
+	first := s.base + uint32(slot)*2
 	return []uint32{first, first + 1}
 }
 

@@ -86,7 +86,7 @@ func (s *StateDir) begin(id string, slots int, uids func(slot int) []uint32) (*S
 		}
 		line.Slot, line.UIDs = st.slot, uids(st.slot)
 	} else {
-		line.UIDs = []uint32{uint32(os.Getuid())} //nolint:gosec // a uid
+		line.UIDs = []uint32{uint32(os.Getuid())}
 	}
 	// The file gets its name only when it is locked and complete, so a sweep
 	// never sees one in between.

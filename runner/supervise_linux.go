@@ -261,7 +261,7 @@ func (s identitySet) uidsInUse() []uint32 {
 	if s.slots > 0 {
 		return s.hostIDs(s.slot)
 	}
-	return []uint32{uint32(os.Getuid())} //nolint:gosec // a uid
+	return []uint32{uint32(os.Getuid())}
 }
 
 // openLog waits for the log, once.
