@@ -256,36 +256,60 @@ type SweepReport struct {
 // Sweep ends what dead runs left: processes first, then credentials, then
 // cgroups and files. It takes only files whose lock it gets.
 func (s *StateDir) Sweep(ctx context.Context, revoke Revoker) (SweepReport, error) {
-	var rep SweepReport
-	des, err := os.ReadDir(s.dir)
+	sw := &sweeper{host: findCgroups("/proc"), revoke: revoke}
+	files, err := filepath.Glob(filepath.Join(s.dir, "*.jsonl"))
 	if err != nil {
-		return rep, fmt.Errorf("sweep: %w", err)
+		return sw.rep, fmt.Errorf("sweep: %w", err)
 	}
-	host := findCgroups("/proc")
-	var errs []error
-	for _, de := range des {
+	sw.sweep(ctx, files)
+	sw.errs = append(sw.errs, s.sweepBeginnings(ctx, sw))
+	return sw.rep, errors.Join(sw.errs...)
+}
+
+// sweepBeginnings takes files that never got their name. While the lock is held
+// nobody is beginning a run, so their owners are dead.
+func (s *StateDir) sweepBeginnings(ctx context.Context, sw *sweeper) error {
+	files, err := filepath.Glob(filepath.Join(s.dir, ".r-*"))
+	if err != nil || len(files) == 0 {
+		return err
+	}
+	unlock, err := s.allocLock()
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	sw.sweep(ctx, files)
+	return nil
+}
+
+type sweeper struct {
+	host   *cgroupHost
+	revoke Revoker
+	rep    SweepReport
+	errs   []error
+}
+
+func (sw *sweeper) sweep(ctx context.Context, files []string) {
+	for _, p := range files {
 		if ctx.Err() != nil {
-			errs = append(errs, ctx.Err())
-			break
+			sw.errs = append(sw.errs, ctx.Err())
+			return
 		}
-		name := de.Name()
-		id := strings.TrimSuffix(strings.TrimPrefix(name, "."), ".jsonl")
+		id := strings.TrimSuffix(strings.TrimPrefix(filepath.Base(p), "."), ".jsonl")
 		if !runID.MatchString(id) {
 			continue
 		}
-		p := filepath.Join(s.dir, name)
-		done, live, err := sweepOne(ctx, p, id, host, revoke)
+		done, live, err := sweepOne(ctx, p, id, sw.host, sw.revoke)
 		switch {
 		case live:
-			rep.Live++
+			sw.rep.Live++
 		case done:
-			rep.Ended = append(rep.Ended, id)
+			sw.rep.Ended = append(sw.rep.Ended, id)
 		default:
-			rep.Unconfirmed = append(rep.Unconfirmed, id)
-			errs = append(errs, err)
+			sw.rep.Unconfirmed = append(sw.rep.Unconfirmed, id)
+			sw.errs = append(sw.errs, err)
 		}
 	}
-	return rep, errors.Join(errs...)
 }
 
 func sweepOne(ctx context.Context, p, id string, host *cgroupHost, revoke Revoker) (done, live bool, err error) {

@@ -158,8 +158,8 @@ func TestSweepRemovesATornBeginning(t *testing.T) {
 	if rep, err := s.Sweep(context.Background(), nil); err != nil || len(rep.Ended) != 1 {
 		t.Errorf("%+v, %v", rep, err)
 	}
-	if es, _ := os.ReadDir(s.dir); len(es) != 0 {
-		t.Errorf("left: %v", es)
+	if left, _ := filepath.Glob(filepath.Join(s.dir, "*r-*")); len(left) != 0 {
+		t.Errorf("left: %v", left)
 	}
 }
 
@@ -200,4 +200,41 @@ func TestKillTreeEndsOnlyTheRunsProcesses(t *testing.T) {
 		_ = c.Process.Kill()
 		_ = c.Wait()
 	}
+}
+
+// TestSweepNeverHindersABeginning: a sweep beside many starts makes none fail.
+func TestSweepNeverHindersABeginning(t *testing.T) { // I9
+	s := newStateDir(t)
+	stop := make(chan struct{})
+	var wg sync.WaitGroup
+	for range 2 {
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+					if _, err := s.Sweep(context.Background(), nil); err != nil {
+						t.Errorf("sweep: %v", err)
+						return
+					}
+				}
+			}
+		}()
+	}
+	for range 300 {
+		st, err := s.begin(identity.NewRunID(), 64, pairsFrom(200000))
+		if err != nil {
+			t.Errorf("begin: %v", err)
+			break
+		}
+		if err := st.end(); err != nil {
+			t.Errorf("end: %v", err)
+			break
+		}
+	}
+	close(stop)
+	wg.Wait()
 }
