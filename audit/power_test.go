@@ -117,9 +117,18 @@ func TestPowerLossOfSectorsInAnyOrder(t *testing.T) {
 func TestDamageIsNotTakenForATear(t *testing.T) {
 	g, lines, last := deadLog(t)
 	for name, spoil := range map[string]func(b []byte) []byte{
-		"flip in the first line":            func(b []byte) []byte { b[100] ^= 1; return b },
-		"flip in the last line":             func(b []byte) []byte { b[last+100] ^= 1; return b },
-		"NUL byte inside a line":            func(b []byte) []byte { b[last+100] = 0; return b },
+		"flip in the first line": func(b []byte) []byte { b[100] ^= 1; return b },
+		"flip in the last line":  func(b []byte) []byte { b[last+100] ^= 1; return b },
+		"NUL byte inside a line": func(b []byte) []byte { b[last+100] = 0; return b },
+		"NUL bytes to the end of a sector": func(b []byte) []byte {
+			from := last + 100
+			border := (from + sector - 1) / sector * sector
+			if from%sector == 0 || border >= len(b)-1 {
+				t.Fatal("the last line does not cross a sector's border here")
+			}
+			clear(b[from:border])
+			return b
+		},
 		"text after the last line":          func(b []byte) []byte { return append(b, "and more"...) },
 		"a line cut in the middle":          func(b []byte) []byte { return append(b[:last-40:last-40], b[last:]...) },
 		"the first line gone":               func(b []byte) []byte { return b[bytes.IndexByte(b, '\n')+1:] },
@@ -192,4 +201,43 @@ func TestRecoveryClosesWhatWasOpen(t *testing.T) {
 		t.Errorf("the run's end is %+v", end)
 	}
 	wantVerdict(t, g.dir, VerdictComplete)
+}
+
+// Only the segment that lines end in may have room behind them.
+func TestRoomBehindAnEarlierSegmentIsDamage(t *testing.T) {
+	g := start(t, Options{FS: &faulty{}, SegmentSize: small})
+	g.must(t, wide(g, "a"), wide(g, "b"), wide(g, "c"))
+	first := g.segment(1)
+	g.die(t)
+	wantVerdict(t, g.dir, VerdictComplete)
+	edit(t, first, func(b []byte) []byte { return append(b, make([]byte, sector)...) })
+	wantVerdict(t, g.dir, VerdictAltered)
+	start(t, Options{Dir: g.dir, FS: &faulty{}}).close(t)
+	if rep := wantVerdict(t, g.dir, VerdictAltered); len(rep.OpenStreams) != 1 {
+		t.Errorf("open streams: %v", rep.OpenStreams)
+	}
+}
+
+// A line of the registry that its writer did not finish was never acknowledged: the
+// next start takes it off.
+func TestATornLineOfTheRegistryIsTakenOff(t *testing.T) {
+	g := start(t, Options{FS: &faulty{}})
+	g.requests(t, 1)
+	g.close(t)
+	path := filepath.Join(g.dir, registryFile)
+	whole, err := os.ReadFile(path)
+	no(t, err)
+	next := fmt.Sprintf(`{"schema":"%s","seq":%d,"time":"20`, registrySchema, len(split(whole)))
+	for cut := 1; cut <= len(next); cut++ {
+		no(t, os.WriteFile(path, append(bytes.Clone(whole), next[:cut]...), 0o600))
+		wantVerdict(t, g.dir, VerdictComplete)
+	}
+	again := start(t, Options{Dir: g.dir, FS: &faulty{}})
+	again.close(t)
+	wantVerdict(t, g.dir, VerdictComplete)
+	if len(again.warnings()) == 0 {
+		t.Error("nothing was said of it")
+	}
+	no(t, os.WriteFile(path, append(bytes.Clone(whole), "{}"...), 0o600))
+	wantVerdict(t, g.dir, VerdictAltered)
 }

@@ -394,6 +394,8 @@ func TestTheRegistrysLastLineIsProved(t *testing.T) {
 	}
 	k, err := loadKey(osFS{}, g.dir, signingKey)
 	no(t, err)
+	stranger, _, err := newKey()
+	no(t, err)
 	resign := func(change func(l *regLine)) func([]byte) []byte {
 		return func(line []byte) []byte {
 			l, err := parseRegLine(line)
@@ -419,7 +421,8 @@ func TestTheRegistrysLastLineIsProved(t *testing.T) {
 		{"the name of its key, signed again", resign(func(l *regLine) { l.Key += "0" }), VerdictAltered}, // encode leaves the name alone
 		{"its open streams, signed again", resign(func(l *regLine) { l.Live = append(l.Live, "more") }), VerdictAltered},
 		{"its event, signed again", resign(func(l *regLine) { l.Event = "close" }), VerdictAltered},
-		{"a key that nobody knows", resign(func(l *regLine) { l.Event, l.VKey = regKey, "x+0+y" }), VerdictAltered},
+		{"no key, as a key", resign(func(l *regLine) { l.Event, l.VKey = regKey, "x+0+y" }), VerdictAltered},
+		{"a key that is not beside the log", resign(func(l *regLine) { l.Event, l.Stream, l.VKey, l.Live = regKey, "", stranger.public, []string{} }), VerdictAltered},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			dir := copyDir(t, g.dir)
