@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"runtime/debug"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -72,6 +73,7 @@ func helperMain() int {
 	// The parent-death signals of sentry and gofer follow the thread that
 	// started them: it must live as long as the process.
 	runtime.LockOSThread()
+	debug.SetGCPercent(-1) // it lives to start one sandbox and allocates little after that
 	for fd := 3; fd < fdEnd; fd++ {
 		unix.CloseOnExec(fd)
 	}
@@ -182,6 +184,9 @@ func (h *helper) prepare() error {
 	return failed("copy inputs", unpackInputs(in, ws, int(h.cfg.UID)))
 }
 
+// buildRoot makes the planned tree. Folders of the host are bound into it here,
+// in the helper's mount namespace, so that gVisor sees one file system: each of
+// its own mounts costs milliseconds at the start.
 func buildRoot(root string, p rootPlan) error {
 	for _, d := range p.Dirs {
 		dst := filepath.Join(root, d.Path)
@@ -210,7 +215,22 @@ func buildRoot(root string, p rootPlan) error {
 			return err
 		}
 	}
+	for _, b := range p.Binds {
+		if err := bindReadOnly(b.Source, filepath.Join(root, b.Target)); err != nil {
+			return fmt.Errorf("%s: %w", b.Source, err)
+		}
+	}
 	return nil
+}
+
+// bindReadOnly binds a folder with what is mounted below it, read-only, without
+// set-id and devices (mount_setattr(2); Linux 5.12).
+func bindReadOnly(source, target string) error {
+	if err := unix.Mount(source, target, "", unix.MS_BIND|unix.MS_REC, ""); err != nil {
+		return err
+	}
+	attr := unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY | unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV}
+	return unix.MountSetattr(unix.AT_FDCWD, target, unix.AT_RECURSIVE, &attr)
 }
 
 // sandbox creates, starts and awaits the container, and hands over what it left.

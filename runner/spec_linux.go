@@ -59,9 +59,6 @@ func buildSpec(h helperConfig, base string) *specs.Spec {
 			{Type: specs.PIDNamespace}, {Type: specs.MountNamespace}, {Type: specs.IPCNamespace}, {Type: specs.UTSNamespace}, {Type: specs.NetworkNamespace},
 		}},
 	}
-	for _, b := range h.Root.Binds {
-		s.Mounts = append(s.Mounts, specs.Mount{Destination: b.Target, Type: "bind", Source: b.Source, Options: []string{"ro", "rbind", "nosuid", "nodev"}})
-	}
 	for _, d := range []string{"workspace", "out"} {
 		s.Mounts = append(s.Mounts, specs.Mount{Destination: "/" + d, Type: "bind", Source: path.Join(base, "ws", d), Options: []string{"rw", "rbind", "nosuid", "nodev"}})
 	}
