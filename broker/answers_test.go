@@ -174,7 +174,7 @@ func TestAmbientSettingsHaveNoSay(t *testing.T) {
 		inner.ServeHTTP(w, r)
 	})
 	r := fakeRig(t, f)
-	if r.vault.conn.client.Transport.(*http.Transport).Proxy != nil { // net/http asks no proxy for loopback anyway
+	if r.vault.conn.transport.Proxy != nil { // net/http asks no proxy for loopback anyway
 		t.Fatal("a proxy may be used")
 	}
 	sess, _ := r.begin(t)
@@ -210,7 +210,7 @@ func TestTLSIsVerifiedWhateverTheEnvironmentSays(t *testing.T) {
 func TestClearTextNeverLeavesTheMachine(t *testing.T) {
 	f := newFake(t, nil)
 	r := fakeRig(t, f)
-	dial := r.vault.conn.client.Transport.(*http.Transport).DialContext
+	dial := r.vault.conn.transport.DialContext
 	if c, err := dial(t.Context(), "tcp", "192.0.2.1:80"); err == nil || !strings.Contains(err.Error(), "not a loopback") { // as "localhost" may resolve
 		t.Fatal(c, err)
 	}

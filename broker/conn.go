@@ -1,10 +1,8 @@
 package broker
 
 import (
-	"bytes"
 	"context"
 	"crypto/tls"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -30,8 +28,8 @@ const (
 	maxRetryAfter      = 30 * time.Second
 )
 
-// conn speaks Vault's HTTP API. It is not built on the client of vault/api, whose
-// settings come from the environment first; only its types are used.
+// conn speaks Vault's HTTP API through the client of vault/api, over a transport
+// of our own.
 //
 // Nothing but the configuration decides where a call goes and what it carries:
 // no proxy, no redirect, no trust setting and no variable of the environment.
@@ -40,7 +38,8 @@ type conn struct {
 	address   string // as configured, for the journal
 	namespace string
 	timeout   time.Duration
-	client    *http.Client
+	client    *api.Client
+	transport *http.Transport
 	clock     func() time.Time
 	slots     chan struct{}
 	gate      gate
@@ -99,11 +98,9 @@ func newConn(c config.Vault, clock func() time.Time) (*conn, error) {
 	if tr.TLSClientConfig, err = tlsConfig(c); err != nil {
 		return nil, err
 	}
-	out.client = &http.Client{
-		Transport: tr,
-		CheckRedirect: func(*http.Request, []*http.Request) error {
-			return http.ErrUseLastResponse // or net/http would follow, token included
-		},
+	out.transport = tr
+	if out.client, err = newClient(out.base, out.namespace, tr); err != nil {
+		return nil, err
 	}
 	return out, nil
 }
@@ -165,12 +162,12 @@ func (c *conn) once(ctx context.Context, in vaultCall, op string) (*api.Secret, 
 	}
 	ctx, cancel := context.WithTimeout(ctx, c.timeout)
 	defer cancel()
-	req, err := c.request(ctx, in)
+	req, err := c.request(in)
 	if err != nil {
 		return nil, &vaultError{class: classInvalid, op: op, err: err}
 	}
-	resp, err := c.client.Do(req)
-	if err != nil {
+	resp, err := c.client.RawRequestWithContext(ctx, req) //nolint:staticcheck // the calls above it turn 404 into nothing and hide the headers
+	if resp == nil {
 		var ue *url.Error
 		if errors.As(err, &ue) {
 			err = ue.Err // the URL is in op already
@@ -186,43 +183,22 @@ func (c *conn) once(ctx context.Context, in vaultCall, op string) (*api.Secret, 
 	if len(raw) > maxAnswer {
 		return nil, &vaultError{op: op, status: resp.StatusCode, text: "the answer is too long"}
 	}
-	return c.answer(resp, raw, op)
+	return c.answer(resp.Response, raw, op)
 }
 
-func (c *conn) request(ctx context.Context, in vaultCall) (*http.Request, error) {
-	var body io.Reader
+func (c *conn) request(in vaultCall) (*api.Request, error) {
+	req := c.client.NewRequest(in.method, "/v1/"+in.path)
 	if in.body != nil {
-		raw, err := json.Marshal(in.body)
-		if err != nil {
+		if err := req.SetJSONBody(in.body); err != nil {
 			return nil, errors.New("the request cannot be encoded")
 		}
-		body = bytes.NewReader(raw)
-	}
-	req, err := http.NewRequestWithContext(ctx, in.method, c.base+"/v1/"+escapePath(in.path), body)
-	if err != nil {
-		return nil, errors.New("the request cannot be made")
-	}
-	req.Header.Set("X-Vault-Request", "true")
-	req.Header.Set("User-Agent", "warder")
-	if in.body != nil {
-		req.Header.Set("Content-Type", "application/json")
-	}
-	if c.namespace != "" {
-		req.Header.Set("X-Vault-Namespace", c.namespace)
+		req.Headers.Set("Content-Type", "application/json")
 	}
 	if in.correlation != "" {
-		req.Header.Set("X-Correlation-Id", in.correlation)
+		req.Headers.Set("X-Correlation-Id", in.correlation)
 	}
 	if !in.token.IsZero() {
-		req.Header.Set("X-Vault-Token", in.token.Reveal())
+		req.ClientToken = in.token.Reveal()
 	}
 	return req, nil
-}
-
-func escapePath(p string) string {
-	parts := strings.Split(p, "/")
-	for i, s := range parts {
-		parts[i] = url.PathEscape(s)
-	}
-	return strings.Join(parts, "/")
 }

@@ -231,7 +231,7 @@ func (v *vault) close(ctx context.Context) error {
 		l.token.Wipe()
 	}
 	v.current, v.former = nil, nil
-	v.conn.client.CloseIdleConnections()
+	v.conn.transport.CloseIdleConnections()
 	return errors.Join(errs...)
 }
 
