@@ -60,6 +60,7 @@ func Libraries() []Library {
 		{"github.com/hashicorp/vault/api", []string{"broker"}, "tokens are seen in one package", nil},
 		{"gvisor.dev/gvisor", []string{"runner"}, "pinned, and guarded by one set of tests", nil},
 		{"github.com/opencontainers/runtime-spec", []string{"runner"}, "the shape of a sandbox is made in one package", nil},
+		{"github.com/google/go-containerregistry", []string{"runner/image"}, "images are believed only after their digests, in one package", []string{"cmd"}},
 		{"github.com/spf13/cobra", []string{"cmd/warder"}, "flags end at the command", nil},
 		{"github.com/goccy/go-yaml", []string{"internal/config"}, "strictness is decided once", []string{"internal/secret"}},
 		{"github.com/google/uuid", []string{"internal/identity"}, "ids are made in one place", nil},
@@ -70,7 +71,7 @@ func Libraries() []Library {
 		{"golang.org/x/sync", []string{"*"}, "", nil},
 		{"golang.org/x/sys", []string{"*"}, "", nil},
 		{"github.com/andybalholm/brotli", []string{"internal/scrub"}, "content codings are read where values are masked", nil},
-		{"github.com/klauspost/compress", []string{"internal/scrub"}, "content codings are read where values are masked", nil},
+		{"github.com/klauspost/compress", []string{"internal/scrub", "runner/image"}, "content codings are read where values are masked, and layers unpacked", nil},
 	}
 }
 
