@@ -127,6 +127,7 @@ func (e *Engine) compile(f *folder) error {
 	e.compiler = compiler
 	e.plan = analyse(compiler)
 	e.rules = entryRules(f, compiler)
+	e.plan.needs.Connection = slices.ContainsFunc(e.rules, func(r entryRule) bool { return r.kind == "passthrough" || r.kind == "tunnel" })
 	if e.guard, err = e.newBodyGuard(ctx, f.modules); err != nil {
 		return fmt.Errorf("policies: load: %s: %w", f.dir, err)
 	}

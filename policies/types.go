@@ -120,6 +120,7 @@ func (d Decision) MonitorPasses() bool {
 
 // Needs says what the compiled policy refers to, so that nothing else is gathered.
 type Needs struct {
-	Body bool // any reference to input.request.body, graphql, jsonrpc, mcp or a non-constant one
-	Time bool
+	Connection bool // there are passthrough or tunnel rules: connections have to be judged too
+	Body       bool // any reference to input.request.body, graphql, jsonrpc, mcp or a non-constant one
+	Time       bool
 }
