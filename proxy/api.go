@@ -50,7 +50,8 @@ type Limits struct {
 	FirstByteTimeout      time.Duration // silence after accept; default 30 s
 	HandshakeTimeout      time.Duration // TLS with the client; default 15 s
 	HeaderTimeout         time.Duration // one request's head; default 30 s
-	IdleTimeout           time.Duration // between requests of a connection; default 2 min
+	IdleTimeout           time.Duration // between requests of a connection, and of a tunnel that one side has ended; default 2 min
+	TunnelIdleTimeout     time.Duration // an opaque connection on which nothing moves; default 1 h
 	DialTimeout           time.Duration // DNS, TCP and TLS towards an upstream; default 20 s
 	UpstreamHeaderTimeout time.Duration // until an upstream's response head; default 15 min
 }

@@ -142,8 +142,14 @@ func (p *Proxy) serve(run *Run, raw net.Conn, arr arrival, ended func()) {
 			ended()
 		}
 	}()
-	if f := c.open(raw); f != nil {
+	o, f := c.open(raw)
+	if f != nil {
 		c.recordClosed(f)
+	}
+	if o != nil {
+		o.carry()
+	}
+	if f != nil || o != nil {
 		_ = raw.Close()
 		ended()
 		return
@@ -156,32 +162,54 @@ func (p *Proxy) serve(run *Run, raw net.Conn, arr arrival, ended func()) {
 	}
 }
 
-// open waits for the first byte and terminates TLS. A policy that has entries for
-// the connection stage (passthrough, tunnel) would be asked here, where run,
-// host, port and SNI are known and nothing is terminated yet; without them every
-// connection is intercepted and each request judged.
-func (c *clientConn) open(raw net.Conn) *refusal {
-	l := c.p.limits
-	_ = raw.SetReadDeadline(time.Now().Add(l.FirstByteTimeout))
+// open waits for the first byte and terminates TLS. Where the policy has rules
+// for connections it is asked first, while nothing is terminated yet; without
+// them every connection is intercepted and each request judged.
+func (c *clientConn) open(raw net.Conn) (*carried, *refusal) {
+	var judge Decider
+	if !c.arr.proxying && c.arr.want.host != reservedHost {
+		judge = c.p.connectionJudge()
+	}
+	wait := c.p.limits.FirstByteTimeout
+	if judge != nil {
+		wait = min(wait, serverFirst)
+	}
 	first := make([]byte, 1024)
-	n, err := raw.Read(first)
-	_ = raw.SetReadDeadline(time.Time{})
+	n, err := readWithin(raw, first, wait)
+	if n == 0 && isTimeout(err) && judge != nil {
+		if o := c.silent(judge, raw); o != nil {
+			return o, nil
+		}
+		n, err = readWithin(raw, first, c.p.limits.FirstByteTimeout-wait)
+	}
 	if n == 0 {
 		if isTimeout(err) {
-			return refuse(reasonNotTLS, "nothing was sent on the connection")
+			return nil, refuse(reasonNotTLS, "nothing was sent on the connection")
 		}
-		return badRequest("closed before a whole request")
+		return nil, badRequest("closed before a whole request")
 	}
 	pre := &prefixConn{Conn: raw, head: first[:n], arr: &c.arr}
+	if judge != nil {
+		if o, f := c.opaque(judge, pre); o != nil || f != nil {
+			return o, f
+		}
+	}
 	switch b := first[0]; {
 	case b == 0x16 && !c.arr.proxying: // TLS handshake record
-		return c.openTLS(pre)
+		return nil, c.openTLS(pre)
 	case isToken(first[:1]), b == '\r':
 		c.Conn = pre
-		return nil
+		return nil, nil
 	default:
-		return refuse(reasonNotTLS, "neither TLS nor HTTP")
+		return nil, refuse(reasonNotTLS, "neither TLS nor HTTP")
 	}
+}
+
+func readWithin(c net.Conn, p []byte, limit time.Duration) (int, error) {
+	_ = c.SetReadDeadline(time.Now().Add(limit))
+	n, err := c.Read(p)
+	_ = c.SetReadDeadline(time.Time{})
+	return n, err
 }
 
 func (c *clientConn) openTLS(pre *prefixConn) *refusal {

@@ -102,6 +102,7 @@ func (l Limits) withDefaults() Limits {
 	set(&l.HandshakeTimeout, 15*time.Second)
 	set(&l.HeaderTimeout, 30*time.Second)
 	set(&l.IdleTimeout, 2*time.Minute)
+	set(&l.TunnelIdleTimeout, time.Hour)
 	set(&l.DialTimeout, 20*time.Second)
 	set(&l.UpstreamHeaderTimeout, 15*time.Minute)
 	return l
