@@ -20,6 +20,10 @@ func linuxOnly(use, short string) *cobra.Command {
 	}
 }
 
-func newRunCmd() *cobra.Command   { return linuxOnly("run", "Run a command in a fresh sandbox") }
-func newProxyCmd() *cobra.Command { return linuxOnly("proxy", "Serve the proxy on a TCP address") }
-func newDemoCmd() *cobra.Command  { return linuxOnly("demo", "Show the whole of it on this machine") }
+func newRunCmd() *cobra.Command    { return linuxOnly("run", "Run a command in a fresh sandbox") }
+func newProxyCmd() *cobra.Command  { return linuxOnly("proxy", "Serve the proxy on a TCP address") }
+func newDemoCmd() *cobra.Command   { return linuxOnly("demo", "Show the whole of it on this machine") }
+func newPsCmd() *cobra.Command     { return linuxOnly("ps", "List runs") }
+func newRmCmd() *cobra.Command     { return linuxOnly("rm", "End runs") }
+func newGcCmd() *cobra.Command     { return linuxOnly("gc", "Clean up after dead runs") }
+func newDoctorCmd() *cobra.Command { return linuxOnly("doctor", "Check what a sandbox needs") }

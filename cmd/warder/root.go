@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log"
 	"path/filepath"
 
 	"github.com/spf13/cobra"
@@ -20,6 +21,9 @@ const (
 
 // execute runs one command line and returns the exit code.
 func execute(args []string, stdout, stderr io.Writer) int {
+	// What libraries print there may quote an upstream, and so a credential that
+	// it sent back (I2): net/http tells of bytes that nobody asked for.
+	log.SetOutput(io.Discard)
 	root := newRootCmd()
 	root.SetArgs(args)
 	root.SetOut(stdout)
@@ -52,7 +56,7 @@ out, so that no secret enters the sandbox, and keeps a record that proves itself
 		SilenceErrors: true,
 		Args:          cobra.NoArgs,
 	}
-	root.AddCommand(newRunCmd(), newProxyCmd(), newDemoCmd(), newVersionCmd(), newConfigCmd(),
+	root.AddCommand(newRunCmd(), newProxyCmd(), newDemoCmd(), newPsCmd(), newRmCmd(), newGcCmd(), newDoctorCmd(), newVersionCmd(), newConfigCmd(),
 		newAuditCmd(auditDir), newPolicyCmd(policyPath), newCredentialCmd(loadCredentials))
 	return root
 }
