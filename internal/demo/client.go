@@ -76,7 +76,12 @@ func (c *client) allowed() {
 		c.fault("the reflected token came back readable")
 		return
 	}
-	c.say("the API reflects the token it got; what reaches me is %q", body.YouSent)
+	scheme, masked, _ := strings.Cut(body.YouSent, " ")
+	if strings.Trim(masked, "*") != "" || len(masked) < 100 {
+		c.fault("the reflected token came back as %q", body.YouSent)
+		return
+	}
+	c.say("the API reflects the token it got; what reaches me is %q and %d asterisks", scheme, len(masked))
 }
 
 func (c *client) denied() {
