@@ -53,10 +53,27 @@ var ambientTime = map[string]bool{
 	ast.JWTDecodeVerify.Name: true,
 }
 
-// bodyParts of input.request are made from the body. All but the first have no
-// place in the schema yet, so that a rule about them does not load, rather than
-// never match.
-var bodyParts = []string{"body", "graphql", "jsonrpc", "mcp"}
+// partsOf are the parsed parts that a set of references reads. With named, a
+// reference to all of the request counts as one to its body alone.
+func partsOf(refs *reference, named bool) part {
+	var parts part
+	request := refs
+	if !request.whole {
+		if request = request.parts["request"]; request == nil {
+			return 0
+		}
+	}
+	if request.whole {
+		if named {
+			return partBody
+		}
+		return allParts
+	}
+	for name := range request.parts {
+		parts |= partNames[name]
+	}
+	return parts
+}
 
 // analyse walks all that the authors wrote, whether a decision reaches it or
 // not: a rule that looks unused may be reached through a computed reference.

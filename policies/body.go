@@ -16,20 +16,104 @@ const (
 	maxFormEntries = 10_000
 )
 
-// parsedBody is what a policy may know of a body.
+// part is a set of those parts of input.request that are made by parsing.
+type part uint8
+
+const (
+	partBody part = 1 << iota // body, body_truncated and unparsed
+	partGraphQL
+	partJSONRPC
+	partMCP
+	partGRPC
+	partGit
+
+	allParts = partGit<<1 - 1
+)
+
+// partNames are the parts by their names in input.request.
+var partNames = map[string]part{
+	"body": partBody, "body_truncated": partBody, "unparsed": partBody,
+	"graphql": partGraphQL, "jsonrpc": partJSONRPC, "mcp": partMCP, "grpc": partGRPC, "git": partGit,
+}
+
+// parsedBody is what a policy may know of a body, and of what a request says
+// in a language that Warder reads.
 type parsedBody struct {
 	value     *ast.Term // nil: there is none, or it is unparsed
 	truncated bool
 	unparsed  bool // there is (or may be) a body, and it is not in value
+
+	graphql, jsonrpc, mcp, grpc, git *ast.Term // nil: the request has none
+
+	unseen part // wanted, there, and not understood
 }
 
-// judged reports whether the policy sees all of the body.
-func (b *parsedBody) judged() bool { return !b.truncated && !b.unparsed }
+// judged reports whether the policy sees all that it wants to see.
+func (b *parsedBody) judged() bool { return b.unseen == 0 }
+
+// plain reports whether there is nothing that was parsed, so that the rest of
+// the request says all.
+func (b *parsedBody) plain() bool {
+	return b.judged() && b.value == nil && b.graphql == nil && b.jsonrpc == nil && b.mcp == nil && b.grpc == nil && b.git == nil
+}
+
+// parseParts reads the wanted parts of a request.
+func parseParts(r *Request, want part) *parsedBody {
+	b := &parsedBody{}
+	if want&(partBody|partGraphQL|partJSONRPC|partMCP) != 0 {
+		*b = *parseBody(r)
+	}
+	if want&partGraphQL != 0 {
+		b.graphql = parseGraphQL(r, b)
+		b.note(partGraphQL, b.graphql)
+	}
+	if want&(partJSONRPC|partMCP) != 0 {
+		messages := parseJSONRPC(b)
+		b.jsonrpc, b.mcp = messages.jsonrpc(), messages.mcp()
+		b.note(partJSONRPC, b.jsonrpc)
+		b.note(partMCP, b.mcp)
+	}
+	if want&partGRPC != 0 {
+		b.grpc = parseGRPC(r)
+		b.note(partGRPC, b.grpc)
+	}
+	if want&partGit != 0 {
+		b.git = parseGit(r)
+		b.note(partGit, b.git)
+	}
+	b.unseen &= want
+	return b
+}
+
+// note remembers that a part says of itself that it is unparsed.
+func (b *parsedBody) note(p part, term *ast.Term) {
+	if term == nil {
+		return
+	}
+	if object, ok := term.Value.(ast.Object); ok && object.Get(keyUnparsed) != nil {
+		b.unseen |= p
+	}
+}
+
+var keyUnparsed = ast.StringTerm("unparsed")
+
+// unparsedPart is a part that is there and not understood.
+func unparsedPart(known ...[2]*ast.Term) *ast.Term {
+	return ast.ObjectTerm(append(known, [2]*ast.Term{keyUnparsed, ast.InternedTerm(true)})...)
+}
 
 // parseBody reads JSON and forms strictly. It never guesses: a type it does
 // not know, a coding, a duplicate key, anything that two parsers could read
 // differently, is unparsed.
 func parseBody(r *Request) *parsedBody {
+	b := readBody(r)
+	if b.truncated || b.unparsed {
+		b.unseen = partBody
+	}
+	return b
+}
+
+func readBody(r *Request) *parsedBody {
 	if !r.BodyRead {
 		// Nobody read it, so it may hold anything unless it is known to be empty.
 		missing := r.ContentLength != 0
@@ -42,14 +126,8 @@ func parseBody(r *Request) *parsedBody {
 		return &parsedBody{}
 	}
 	unparsed := &parsedBody{unparsed: true}
-	if len(r.Headers["content-type"]) > 1 || isCoded(r.Headers["content-encoding"]) || !utf8.Valid(r.Body) {
-		return unparsed
-	}
-	media, params, err := mime.ParseMediaType(r.ContentType)
-	if err != nil {
-		return unparsed
-	}
-	if charset, ok := params["charset"]; ok && !strings.EqualFold(charset, "utf-8") && !strings.EqualFold(charset, "us-ascii") {
+	media := plainMedia(r)
+	if media == "" || !utf8.Valid(r.Body) {
 		return unparsed
 	}
 	var value *ast.Term
@@ -63,6 +141,22 @@ func parseBody(r *Request) *parsedBody {
 		return unparsed
 	}
 	return &parsedBody{value: value}
+}
+
+// plainMedia is the one media type of an uncoded body in UTF-8, in lower case,
+// or "".
+func plainMedia(r *Request) string {
+	if len(r.Headers["content-type"]) > 1 || isCoded(r.Headers["content-encoding"]) {
+		return ""
+	}
+	media, params, err := mime.ParseMediaType(r.ContentType)
+	if err != nil {
+		return ""
+	}
+	if charset, ok := params["charset"]; ok && !strings.EqualFold(charset, "utf-8") && !strings.EqualFold(charset, "us-ascii") {
+		return ""
+	}
+	return media
 }
 
 func isCoded(encodings []string) bool {

@@ -82,7 +82,7 @@ func TestCacheKeyHoldsEveryPartThatIsRead(t *testing.T) {
 }
 
 func TestEveryPartOfTheInputHasACacheTest(t *testing.T) {
-	uncached := map[string]bool{"version": true, "usage": true, "time": true, "request.id": true, "request.body": true, "request.body_truncated": true, "request.unparsed": true}
+	uncached := map[string]bool{"version": true, "usage": true, "time": true, "request.id": true, "request.body": true, "request.body_truncated": true, "request.unparsed": true, "request.graphql": true, "request.jsonrpc": true, "request.mcp": true, "request.grpc": true, "request.git": true}
 	for prefix, fields := range map[string][]field{"": topFields(), "run.": runFields(&reference{}), "request.": requestFields(&reference{}), "destination.": destinationFields()} {
 		for _, f := range fields {
 			name := prefix + f.name

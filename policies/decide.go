@@ -49,10 +49,10 @@ func (e *Engine) decide(ctx context.Context, in *Input) (d Decision) {
 		return refusal(ReasonPolicyTimeout, messageTimeout, "before evaluation: "+err.Error())
 	}
 	body := &noBody
-	if e.plan.needs.Body && in.Stage == StageRequest {
-		body = parseBody(&in.Request)
+	if e.plan.parts != 0 && in.Stage == StageRequest {
+		body = parseParts(&in.Request, e.plan.parts)
 	}
-	if e.cache == nil || body.value != nil || !body.judged() {
+	if e.cache == nil || !body.plain() {
 		return e.evaluate(ctx, in, body)
 	}
 	space := e.cache.keys.Get().(*[]byte)
@@ -111,7 +111,7 @@ func (e *Engine) judge(ctx context.Context, in *Input, body *parsedBody, cancel 
 	if err != nil || d.Verdict == Deny || body.judged() {
 		return d, err
 	}
-	rule, err := e.guard.unjudged(ctx, input, cancel, in.TimeNS)
+	rule, err := e.guard.unjudged(ctx, input, body.unseen, cancel, in.TimeNS)
 	if err != nil || rule == nil {
 		return d, err
 	}

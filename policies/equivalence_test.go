@@ -59,7 +59,7 @@ func plainly(t *testing.T, q *query, in *Input, options ...rego.EvalOption) Deci
 	whole := newInputPlan(&reference{whole: true}, true)
 	body := &parsedBody{}
 	if in.Stage == StageRequest {
-		body = parseBody(&in.Request)
+		body = parseParts(&in.Request, whole.parts)
 	}
 	term, err := q.eval(context.Background(), whole.build(in, body), topdown.NewCancel(), in.TimeNS, options...)
 	if err != nil {

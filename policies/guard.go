@@ -19,23 +19,25 @@ const guardFile = "warder:guard.rego"
 
 type bodyGuard struct {
 	rules []entryRule
+	parts []part // of each rule: what it reads and does not decide about itself
 	query *query // nil: all rules are unconditional
 }
 
 // newBodyGuard returns nil when no deny or ask needs one.
 func (e *Engine) newBodyGuard(ctx context.Context, modules map[string]*ast.Module) (*bodyGuard, error) {
-	deps := bodyDependencies{compiler: e.compiler, known: map[*ast.Rule]bool{}}
+	deps := bodyDependencies{compiler: e.compiler, known: map[*ast.Rule]part{}}
 	guard := &bodyGuard{}
 	module := &ast.Module{Package: &ast.Package{Path: ast.MustParseRef("data.warder.guard")}}
 	for _, r := range e.rules {
 		if r.kind != "deny" && r.kind != "ask" || r.compiled == nil {
 			continue
 		}
-		if !deps.rule(r.compiled) || mentionsUnparsed(r.compiled) {
+		parts := deps.rule(r.compiled) &^ mentionsUnparsed(r.compiled)
+		if parts == 0 {
 			continue
 		}
 		index := len(guard.rules)
-		guard.rules = append(guard.rules, r)
+		guard.rules, guard.parts = append(guard.rules, r), append(guard.parts, parts)
 		module.Rules = append(module.Rules, skeleton(module, index, deps.independent(r.compiled.Body)))
 	}
 	if len(guard.rules) == 0 {
@@ -66,25 +68,30 @@ func skeleton(module *ast.Module, index int, body ast.Body) *ast.Rule {
 	return &ast.Rule{Head: head, Body: body, Module: module}
 }
 
-// mentionsUnparsed reports whether a rule handles bodies it cannot see.
-func mentionsUnparsed(rule *ast.Rule) bool {
-	found := false
+// mentionsUnparsed are the parts about which a rule decides itself when they
+// cannot be seen: body_truncated and unparsed speak of the body, graphql.unparsed
+// of the GraphQL part, and so on.
+func mentionsUnparsed(rule *ast.Rule) part {
+	var parts part
 	walkRefs(rule, func(ref ast.Ref) {
 		path := constantPath(ref)
-		if len(path) >= 3 && path[0] == "input" && path[1] == "request" && (path[2] == "body_truncated" || path[2] == "unparsed") {
-			found = true
+		if len(path) < 3 || path[0] != "input" || path[1] != "request" {
+			return
+		}
+		if path[2] == "body_truncated" || path[2] == "unparsed" || len(path) > 3 && path[3] == "unparsed" {
+			parts |= partNames[path[2]]
 		}
 	})
-	return found
+	return parts
 }
 
-// unjudged returns the first rule that could have matched an unseen body.
-func (g *bodyGuard) unjudged(ctx context.Context, input ast.Value, cancel topdown.Cancel, now int64) (*entryRule, error) {
+// unjudged returns the first rule that could have matched what was not seen.
+func (g *bodyGuard) unjudged(ctx context.Context, input ast.Value, unseen part, cancel topdown.Cancel, now int64) (*entryRule, error) {
 	if g == nil {
 		return nil, nil
 	}
 	if g.query == nil {
-		return &g.rules[0], nil
+		return g.first(unseen, func(int) bool { return true }), nil
 	}
 	term, err := g.query.eval(ctx, input, cancel, now)
 	if err != nil {
@@ -94,20 +101,21 @@ func (g *bodyGuard) unjudged(ctx context.Context, input ast.Value, cancel topdow
 	if !ok {
 		return nil, errUndefined
 	}
-	if set.Len() == 0 {
-		return nil, nil
+	return g.first(unseen, func(i int) bool { return set.Contains(ast.IntNumberTerm(i)) }), nil
+}
+
+func (g *bodyGuard) first(unseen part, matches func(int) bool) *entryRule {
+	for i := range g.rules {
+		if g.parts[i]&unseen != 0 && matches(i) {
+			return &g.rules[i]
+		}
 	}
-	number, _ := set.Slice()[0].Value.(ast.Number) // another type is not a number below
-	index, ok := number.Int()
-	if !ok || index < 0 || index >= len(g.rules) {
-		return nil, errUndefined
-	}
-	return &g.rules[index], nil
+	return nil
 }
 
 // refuseUnjudged turns a decision into a denial because rule r could not see the body.
 func refuseUnjudged(r *entryRule, body *parsedBody) Decision {
-	why := "it is not JSON or a form that can be read without doubt"
+	why := "it cannot be read without doubt"
 	if body.truncated {
 		why = "it is longer than what is read ahead"
 	}
@@ -120,51 +128,43 @@ func refuseUnjudged(r *entryRule, body *parsedBody) Decision {
 	return d
 }
 
-// bodyDependencies knows what depends on the body of the request.
+// bodyDependencies knows what depends on parsed parts of the request.
 type bodyDependencies struct {
 	compiler *ast.Compiler
-	known    map[*ast.Rule]bool
+	known    map[*ast.Rule]part
 }
 
-// rule reports whether a compiled rule reads the body, itself or through others.
-func (b bodyDependencies) rule(r *ast.Rule) bool {
-	if depends, ok := b.known[r]; ok {
-		return depends
+// rule returns the parts that a compiled rule reads, itself or through others.
+func (b bodyDependencies) rule(r *ast.Rule) part {
+	if parts, ok := b.known[r]; ok {
+		return parts
 	}
-	b.known[r] = false // rules cannot be recursive; this only ends the walk through else
+	b.known[r] = 0 // rules cannot be recursive; this only ends the walk through else
 	b.known[r] = b.node(r)
 	return b.known[r]
 }
 
-// node reports whether anything in x reads the body.
-func (b bodyDependencies) node(x any) bool {
-	found := false
-	walkRefs(x, func(ref ast.Ref) {
-		found = found || b.ref(ref)
-	})
-	return found
+// node returns the parts that anything in x reads.
+func (b bodyDependencies) node(x any) part {
+	var parts part
+	walkRefs(x, func(ref ast.Ref) { parts |= b.ref(ref) })
+	return parts
 }
 
-func (b bodyDependencies) ref(ref ast.Ref) bool {
+func (b bodyDependencies) ref(ref ast.Ref) part {
+	var parts part
 	switch {
 	case len(ref) == 0:
-		return false
 	case ref[0].Equal(ast.InputRootDocument):
 		read := &reference{}
 		addInputRef(read, ref)
-		for _, part := range bodyParts {
-			if read.has("request", part) {
-				return true
-			}
-		}
+		parts = partsOf(read, true)
 	case ref[0].Equal(ast.DefaultRootDocument):
 		for _, r := range b.compiler.GetRulesDynamicWithOpts(ref, ast.RulesOptions{IncludeHiddenModules: true}) {
-			if b.rule(r) {
-				return true
-			}
+			parts |= b.rule(r)
 		}
 	}
-	return false
+	return parts
 }
 
 // independent returns copies of the conditions that neither read the body nor
@@ -179,7 +179,7 @@ func (b bodyDependencies) independent(body ast.Body) ast.Body {
 				continue
 			}
 			vars := localVars(expr)
-			if b.node(expr) || len(vars.Intersect(tainted)) > 0 {
+			if b.node(expr) != 0 || len(vars.Intersect(tainted)) > 0 {
 				dropped[i], changed = true, true
 				tainted.Update(vars)
 			}

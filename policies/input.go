@@ -17,14 +17,15 @@ type field struct {
 	// get makes the value; nil when the part is absent from this input.
 	get func(in *Input, body *parsedBody) *ast.Term
 	// mix appends all that get depends on to the key of the decision cache, so
-	// that two inputs with equal keys have equal values. Parts made of the body
-	// have none: only decisions about requests without a body are cached.
+	// that two inputs with equal keys have equal values. Parsed parts have none: only
+	// decisions about requests without one are cached.
 	mix func(key []byte, in *Input) []byte
 }
 
 // inputPlan builds only those parts of the input that the policy refers to.
 type inputPlan struct {
 	needs     Needs
+	parts     part // to be parsed
 	cacheable bool
 	refs      *reference
 
@@ -53,9 +54,8 @@ func newInputPlan(refs *reference, time bool) *inputPlan {
 			p.connection = append(p.connection, f)
 		}
 	}
-	for _, part := range append([]string{"body_truncated", "unparsed"}, bodyParts...) {
-		p.needs.Body = p.needs.Body || refs.has("request", part)
-	}
+	p.parts = partsOf(refs, false)
+	p.needs.Body = p.parts&^(partGRPC|partGit) != 0 || refs.has("request", "git", "refs") || refs.has("request", "git", "unparsed")
 	p.needs.Time = time || refs.has("time")
 	// What differs in every request would only fill the cache.
 	p.cacheable = !p.needs.Time && !refs.has("usage") && !refs.has("request", "id")
@@ -164,6 +164,11 @@ func requestFields(refs *reference) []field {
 		ofBody("body", func(b *parsedBody) *ast.Term { return b.value }),
 		ofBody("body_truncated", func(b *parsedBody) *ast.Term { return ast.InternedTerm(b.truncated) }),
 		ofBody("unparsed", func(b *parsedBody) *ast.Term { return ast.InternedTerm(b.unparsed) }),
+		ofBody("graphql", func(b *parsedBody) *ast.Term { return b.graphql }),
+		ofBody("jsonrpc", func(b *parsedBody) *ast.Term { return b.jsonrpc }),
+		ofBody("mcp", func(b *parsedBody) *ast.Term { return b.mcp }),
+		ofBody("grpc", func(b *parsedBody) *ast.Term { return b.grpc }),
+		ofBody("git", func(b *parsedBody) *ast.Term { return b.git }),
 	}
 }
 
