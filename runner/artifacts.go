@@ -10,6 +10,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
 	"sort"
 	"strings"
 	"syscall"
@@ -21,7 +22,7 @@ import (
 const (
 	maxArtifacts     = 10000
 	maxArtifactDepth = 64
-	maxArtifactBytes = 4 << 30 // of all together
+	maxArtifactBytes = 4 << 30 // of all together, and never more than the disk limit: a file may be sparse
 )
 
 // collector copies artefacts out of a dead sandbox: regular files only, never
@@ -33,12 +34,14 @@ type collector struct {
 	files []audit.File
 	taken map[string]bool
 	bytes int64
+	most  int64 // of bytes
 }
 
 // collectArtifacts copies what the patterns name into destDir. A pattern is a
 // file, a folder (recursive) or a glob below /workspace or /out; a relative one
-// is below /workspace. The file /out/a/b lands at destDir/a/b.
-func collectArtifacts(workspace, out *os.File, patterns []string, destDir string) ([]audit.File, error) {
+// is below /workspace, and "**" stands for any number of folders. The file
+// /out/a/b lands at destDir/a/b. disk bounds all of it, in bytes.
+func collectArtifacts(workspace, out *os.File, patterns []string, destDir string, disk int64) ([]audit.File, error) {
 	if len(patterns) == 0 {
 		return nil, nil
 	}
@@ -50,7 +53,7 @@ func collectArtifacts(workspace, out *os.File, patterns []string, destDir string
 		return nil, fmt.Errorf("artefacts: %w", err)
 	}
 	defer dest.Close()
-	c := &collector{roots: map[string]*os.Root{}, dest: dest, taken: map[string]bool{}}
+	c := &collector{roots: map[string]*os.Root{}, dest: dest, taken: map[string]bool{}, most: min(disk, maxArtifactBytes)}
 	for name, f := range map[string]*os.File{"/workspace": workspace, "/out": out} {
 		r, err := os.OpenRoot(fmt.Sprintf("/proc/self/fd/%d", f.Fd()))
 		if err != nil {
@@ -107,6 +110,10 @@ func (c *collector) match(root *os.Root, base, rel string) {
 }
 
 func (c *collector) expand(root *os.Root, base, dir string, parts []string, found *int) {
+	if parts[0] == "**" {
+		c.expandDeep(root, base, dir, parts, found, 0)
+		return
+	}
 	names := []string{parts[0]}
 	if strings.ContainsAny(parts[0], "*?[") {
 		var err error
@@ -142,12 +149,48 @@ func (c *collector) expand(root *os.Root, base, dir string, parts []string, foun
 	}
 }
 
+// expandDeep matches what follows "**" in dir and in every folder below it.
+func (c *collector) expandDeep(root *os.Root, base, dir string, parts []string, found *int, depth int) {
+	rest := parts[1:]
+	for len(rest) > 0 && rest[0] == "**" {
+		rest = rest[1:]
+	}
+	if len(rest) == 0 {
+		*found++
+		c.take(root, base, dir, 0)
+		return
+	}
+	if depth > maxArtifactDepth {
+		*found++
+		c.refuse(path.Join(base, dir), fmt.Sprintf("deeper than %d folders", maxArtifactDepth))
+		return
+	}
+	c.expand(root, base, dir, rest, found)
+	names, err := readNames(root, dir)
+	if err != nil {
+		*found++
+		c.refuse(path.Join(base, dir), reasonOf(err))
+		return
+	}
+	for _, name := range names {
+		p := path.Join(dir, name)
+		if fi, err := root.Lstat(p); err == nil && fi.IsDir() {
+			c.expandDeep(root, base, p, parts, found, depth+1)
+		}
+	}
+}
+
+// globDir lists what matches. A name that is itself the pattern is taken when
+// nothing else matches, so that a file called "a[1]" can be had.
 func globDir(root *os.Root, dir, pattern string) ([]string, error) {
 	all, err := readNames(root, dir)
 	if err != nil {
 		return nil, err
 	}
 	var out []string
+	if _, err := path.Match(pattern, ""); err != nil && slices.Contains(all, pattern) {
+		return []string{pattern}, nil
+	}
 	for _, n := range all {
 		ok, err := path.Match(pattern, n)
 		if err != nil {
@@ -156,6 +199,9 @@ func globDir(root *os.Root, dir, pattern string) ([]string, error) {
 		if ok {
 			out = append(out, n)
 		}
+	}
+	if len(out) == 0 && slices.Contains(all, pattern) {
+		out = []string{pattern}
 	}
 	return out, nil
 }
@@ -229,7 +275,7 @@ func (c *collector) copyFile(root *os.Root, base, p, full string) {
 		c.refuse(full, "not a regular file")
 		return
 	}
-	if c.bytes+fi.Size() > maxArtifactBytes {
+	if c.bytes+fi.Size() > c.most {
 		c.refuse(full, "over the size limit of all artefacts")
 		return
 	}

@@ -41,7 +41,7 @@ func TestArtifactsByFileFolderAndGlob(t *testing.T) {
 	write(t, filepath.Join(ws, "logs/b.txt"), "b", 0o644)
 	write(t, filepath.Join(out, "tree/x/y"), "y", 0o644)
 	dest := t.TempDir()
-	files, err := collectArtifacts(wsf, outf, []string{"report.txt", "logs/*.log", "/out/tree", "/workspace/absent", "report.txt"}, dest)
+	files, err := collectArtifacts(wsf, outf, []string{"report.txt", "logs/*.log", "/out/tree", "/workspace/absent", "report.txt"}, dest, 1<<30)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -81,7 +81,7 @@ func TestArtifactsNeverFollowLinks(t *testing.T) { // F109
 	}
 	write(t, filepath.Join(out, "good"), "good", 0o644)
 	dest := t.TempDir()
-	files, err := collectArtifacts(wsf, outf, []string{"/out", "/workspace/via/secret", "/workspace/via/*", "../secret", "/etc/passwd"}, dest)
+	files, err := collectArtifacts(wsf, outf, []string{"/out", "/workspace/via/secret", "/workspace/via/*", "../secret", "/etc/passwd"}, dest, 1<<30)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -110,7 +110,7 @@ func TestArtifactsReplaceALinkAtTheDestination(t *testing.T) {
 	if err := os.Symlink(victim, filepath.Join(dest, "a")); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := collectArtifacts(wsf, outf, []string{"/out/a"}, dest); err != nil {
+	if _, err := collectArtifacts(wsf, outf, []string{"/out/a"}, dest, 1<<30); err != nil {
 		t.Fatal(err)
 	}
 	if b, _ := os.ReadFile(victim); string(b) != "keep" {
@@ -125,7 +125,7 @@ func TestArtifactsOfOneNameAreNotConfused(t *testing.T) {
 	ws, out, wsf, outf := folders(t)
 	write(t, filepath.Join(ws, "same"), "first", 0o644)
 	write(t, filepath.Join(out, "same"), "second", 0o644)
-	files, err := collectArtifacts(wsf, outf, []string{"same", "/out/same"}, t.TempDir())
+	files, err := collectArtifacts(wsf, outf, []string{"same", "/out/same"}, t.TempDir(), 1<<30)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -138,8 +138,69 @@ func TestArtifactsOfOneNameAreNotConfused(t *testing.T) {
 func TestArtifactsDepthIsBounded(t *testing.T) {
 	_, out, wsf, outf := folders(t)
 	write(t, filepath.Join(out, strings.Repeat("d/", maxArtifactDepth+2)+"f"), "deep", 0o644)
-	files, err := collectArtifacts(wsf, outf, []string{"/out"}, t.TempDir())
+	files, err := collectArtifacts(wsf, outf, []string{"/out"}, t.TempDir(), 1<<30)
 	if err != nil || len(files) != 1 || !strings.Contains(files[0].Refused, "deeper") {
 		t.Errorf("%+v, %v", files, err)
+	}
+}
+
+// A sparse file costs its author nothing; what is copied out is bounded by the
+// disk limit (I9).
+func TestArtifactsAreBoundedByTheDiskLimit_I9(t *testing.T) {
+	_, out, wsf, outf := folders(t)
+	write(t, filepath.Join(out, "small"), "small", 0o644)
+	if err := os.WriteFile(filepath.Join(out, "sparse"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Truncate(filepath.Join(out, "sparse"), 1<<40); err != nil {
+		t.Fatal(err)
+	}
+	dest := t.TempDir()
+	files, err := collectArtifacts(wsf, outf, []string{"/out"}, dest, 1<<20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := byPath(files)
+	if m["/out/small"].SHA256 != hashOf("small") {
+		t.Errorf("the small one: %+v", m["/out/small"])
+	}
+	if !strings.Contains(m["/out/sparse"].Refused, "size limit") {
+		t.Errorf("the sparse one: %+v", m["/out/sparse"])
+	}
+	if _, err := os.Stat(filepath.Join(dest, "sparse")); !os.IsNotExist(err) {
+		t.Errorf("something of it was written: %v", err)
+	}
+}
+
+func TestArtifactPatterns(t *testing.T) {
+	_, out, wsf, outf := folders(t)
+	for _, name := range []string{"a.xml", "x/a.xml", "x/y/z/a.xml", "x/y/b.txt", "g[1].txt", "["} {
+		write(t, filepath.Join(out, name), name, 0o644)
+	}
+	if err := os.Symlink(out, filepath.Join(out, "x/loop")); err != nil {
+		t.Fatal(err)
+	}
+	for pattern, want := range map[string][]string{
+		"/out/**/*.xml":    {"/out/a.xml", "/out/x/a.xml", "/out/x/y/z/a.xml"},
+		"/out/x/**/**/a.*": {"/out/x/a.xml", "/out/x/y/z/a.xml"},
+		"/out/x/y/**":      {"/out/x/y/b.txt", "/out/x/y/z/a.xml"},
+		"/out/g[1].txt":    {"/out/g[1].txt"}, // itself, when nothing else matches
+		"/out/[":           {"/out/["},
+		"/out/*.xml":       {"/out/a.xml"},
+	} {
+		files, err := collectArtifacts(wsf, outf, []string{pattern}, t.TempDir(), 1<<20)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for _, f := range files {
+			if f.Refused != "" {
+				t.Errorf("%s: %+v", pattern, f)
+			}
+			got = append(got, f.Path)
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("%s: %q, want %q", pattern, got, want)
+		}
 	}
 }

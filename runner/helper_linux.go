@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"path"
 	"path/filepath"
 	"runtime"
 	"runtime/debug"
@@ -22,6 +23,7 @@ import (
 	"gvisor.dev/gvisor/runsc/cli/maincli"
 	"gvisor.dev/gvisor/runsc/config"
 	"gvisor.dev/gvisor/runsc/container"
+	"gvisor.dev/gvisor/runsc/sandbox"
 )
 
 // helperName is argv[0] of the helper.
@@ -96,8 +98,11 @@ type helper struct {
 	ctl    *control
 	cfg    helperConfig
 	orders chan message
-	cont   atomic.Pointer[container.Container]
 	code   int
+
+	// started is set when the task runs. Orders use it and not the container,
+	// whose state belongs to the goroutine that awaits and destroys it.
+	started atomic.Pointer[sandbox.Sandbox]
 }
 
 func (h *helper) run() error {
@@ -130,16 +135,18 @@ func (h *helper) listen() {
 		}
 		switch m.Op {
 		case opKill:
-			if c := h.cont.Load(); c != nil {
-				if c.SignalContainer(unix.SIGKILL, true) != nil && c.Sandbox != nil {
-					_ = unix.Kill(c.Sandbox.Getpid(), unix.SIGKILL)
-				}
-			} else {
+			s := h.started.Load()
+			if s == nil {
 				os.Exit(1)
 			}
+			if s.SignalContainer(h.cfg.ID, unix.SIGKILL, true) != nil {
+				if pid := s.Getpid(); pid > 0 {
+					_ = unix.Kill(pid, unix.SIGKILL)
+				}
+			}
 		case opSignal:
-			if c := h.cont.Load(); c != nil {
-				_ = c.SignalContainer(unix.Signal(m.Signal), false) // the task may just have ended
+			if s := h.started.Load(); s != nil {
+				_ = s.SignalContainer(h.cfg.ID, unix.Signal(m.Signal), false) // the task may just have ended
 			}
 		default:
 			h.orders <- m
@@ -163,7 +170,7 @@ func (h *helper) prepare() error {
 	if err := os.Mkdir(ws, 0o755); err != nil {
 		return failed("workspace", err)
 	}
-	opts := "mode=0755,size=" + strconv.FormatInt(h.cfg.Disk, 10)
+	opts := "mode=0755,size=" + strconv.FormatInt(h.cfg.Disk, 10) + ",nr_inodes=" + strconv.FormatInt(inodes(h.cfg.Disk), 10)
 	if err := unix.Mount("tmpfs", ws, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, opts); err != nil {
 		return failed("mount workspace", err)
 	}
@@ -178,10 +185,30 @@ func (h *helper) prepare() error {
 	}
 	in := os.NewFile(fdInputs, "inputs")
 	defer in.Close()
-	if !h.cfg.HasInputs {
+	if h.cfg.HasInputs {
+		if err := unpackInputs(in, ws, int(h.cfg.UID)); err != nil {
+			return failed("copy inputs", err)
+		}
+	}
+	return failed("working directory", h.makeCwd(ws))
+}
+
+// inodes bounds the files of a disk limit: each takes kernel memory that no
+// other limit counts, however small it is.
+func inodes(disk int64) int64 { return max(disk/4096, 1024) }
+
+// makeCwd makes a working directory below /workspace or /out, the task's own.
+func (h *helper) makeCwd(ws string) error {
+	cwd := path.Clean(h.cfg.Cwd)
+	if !below(cwd, "/workspace") && !below(cwd, "/out") {
 		return nil
 	}
-	return failed("copy inputs", unpackInputs(in, ws, int(h.cfg.UID)))
+	root, err := os.OpenRoot(ws)
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	return mkdirsAs(root, cwd[1:], int(h.cfg.UID))
 }
 
 // buildRoot makes the planned tree. Folders of the host are bound into it here,
@@ -251,7 +278,6 @@ func (h *helper) sandbox() error {
 	if err != nil {
 		return failed("create sandbox", err)
 	}
-	h.cont.Store(c)
 	defer func() { _ = c.Destroy() }() // a second call after the one below does nothing
 	if err := h.ctl.send(message{Phase: phaseCreated, SandboxPID: c.Sandbox.Getpid()}); err != nil {
 		return err
@@ -263,6 +289,7 @@ func (h *helper) sandbox() error {
 		h.code = execCode(err)
 		return failed("start task", err)
 	}
+	h.started.Store(c.Sandbox)
 	if err := h.ctl.send(message{Phase: phaseStarted, SandboxPID: c.Sandbox.Getpid()}); err != nil {
 		return err
 	}

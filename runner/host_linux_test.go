@@ -1,6 +1,7 @@
 package runner
 
 import (
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -99,6 +100,7 @@ func TestLimitsThatCannotBeEnforced(t *testing.T) { // F125
 func TestImpossibleLimits(t *testing.T) {
 	for name, l := range map[string]Limits{
 		"cpus": {CPUs: -1}, "many cpus": {CPUs: 1e9}, "memory": {Memory: 1}, "pids": {PIDs: -1}, "disk": {Disk: 1}, "timeout": {Timeout: -time.Second},
+		"no number": {CPUs: math.NaN()}, "zero cpus by flag": {Asked: map[string]bool{"cpus": true}}, "zero pids by flag": {Asked: map[string]bool{"pids": true}},
 	} {
 		if _, err := l.withDefaults(); err == nil {
 			t.Errorf("%s was accepted", name)

@@ -13,6 +13,7 @@ import (
 	"path"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"time"
 
 	"warder/audit"
@@ -35,7 +36,8 @@ func ParseInput(s string) (Input, error) {
 
 // inputEntry is one file system object to copy, already judged.
 type inputEntry struct {
-	host string      // path on the host, "" for folders that need no reading
+	root string      // folder that the file must not leave; "" for a file named by the caller
+	host string      // path on the host, below root if there is one; "" for folders
 	name string      // path below the workspace's parent: "workspace/…" or "out/…"
 	mode fs.FileMode // type and permission bits
 	link string      // target, for symbolic links
@@ -58,6 +60,9 @@ func planInputs(inputs []Input) ([]inputEntry, error) {
 		}
 		switch {
 		case fi.Mode().IsRegular():
+			if base == "workspace" || base == "out" {
+				base = path.Join(base, filepath.Base(in.Source))
+			}
 			out = append(out, inputEntry{host: in.Source, name: base, mode: fi.Mode(), size: fi.Size(), mod: fi.ModTime()})
 		case fi.IsDir():
 			sub, err := planTree(in.Source, base)
@@ -117,7 +122,7 @@ func planTree(src, base string) ([]inputEntry, error) {
 		if err != nil {
 			return fmt.Errorf("input %s: %w", src, err)
 		}
-		e := inputEntry{host: p, name: path.Join(base, filepath.ToSlash(rel)), mode: fi.Mode(), mod: fi.ModTime()}
+		e := inputEntry{root: root, host: rel, name: path.Join(base, filepath.ToSlash(rel)), mode: fi.Mode(), mod: fi.ModTime()}
 		switch {
 		case fi.IsDir():
 			e.host = ""
@@ -172,9 +177,9 @@ func packOne(tw *tar.Writer, e inputEntry) (*audit.File, error) {
 		h.Typeflag, h.Linkname = tar.TypeSymlink, e.link
 		return nil, tw.WriteHeader(h)
 	}
-	f, err := os.Open(e.host)
+	f, err := e.open()
 	if err != nil {
-		return nil, errors.Unwrap(err)
+		return nil, err
 	}
 	defer f.Close()
 	h.Typeflag, h.Size = tar.TypeReg, e.size
@@ -190,6 +195,31 @@ func packOne(tw *tar.Writer, e inputEntry) (*audit.File, error) {
 		return nil, fmt.Errorf("changed while it was read (%d of %d bytes)", n, e.size)
 	}
 	return &audit.File{Path: "/" + e.name, Size: n, Mode: fmt.Sprintf("%04o", e.mode.Perm()), SHA256: hex.EncodeToString(sum.Sum(nil))}, nil
+}
+
+// open opens the file that was judged: what was put in its place meanwhile, a
+// link out of the folder or a pipe, is an error.
+func (e *inputEntry) open() (*os.File, error) {
+	if e.root == "" {
+		return regular(os.OpenFile(e.host, os.O_RDONLY|syscall.O_NONBLOCK, 0))
+	}
+	root, err := os.OpenRoot(e.root)
+	if err != nil {
+		return nil, err
+	}
+	defer root.Close()
+	return regular(root.OpenFile(e.host, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0))
+}
+
+func regular(f *os.File, err error) (*os.File, error) {
+	if err != nil {
+		return nil, err
+	}
+	if fi, err := f.Stat(); err != nil || !fi.Mode().IsRegular() {
+		_ = f.Close()
+		return nil, errors.New("is no regular file any more")
+	}
+	return f, nil
 }
 
 // unpackInputs extracts the stream below dir, inside an os.Root, as uid. It runs

@@ -164,3 +164,64 @@ func TestMissingAndUnreadableInputs(t *testing.T) {
 		t.Error("an input without a source was accepted")
 	}
 }
+
+func TestAFileGoesIntoTheWorkspace(t *testing.T) {
+	src := filepath.Join(t.TempDir(), "a.txt")
+	write(t, src, "a", 0o644)
+	for dst, want := range map[string]string{
+		"": "workspace/a.txt", ".": "workspace/a.txt", "/workspace": "workspace/a.txt", "/workspace/": "workspace/a.txt", "/out": "out/a.txt",
+		"b": "workspace/b", "b/": "workspace/b/a.txt",
+	} {
+		dir, err := copyInputs(t, Input{src, dst})
+		if err != nil {
+			t.Errorf("%q: %v", dst, err)
+			continue
+		}
+		if b, err := os.ReadFile(filepath.Join(dir, want)); string(b) != "a" {
+			t.Errorf("%q: %q, %v", dst, b, err)
+		}
+	}
+}
+
+// Between the judgement and the copy somebody else may put a link, a pipe or
+// another folder in a file's place.
+func TestAnInputThatIsSwappedIsNotRead_I2(t *testing.T) {
+	secret := filepath.Join(t.TempDir(), "secret")
+	write(t, secret, "S3CR3T-CANARY-inputs", 0o600)
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, swap := range map[string]func(dir string){
+		"nothing": func(string) {},
+		"a link": func(dir string) {
+			must(os.Remove(filepath.Join(dir, "sub/f")))
+			must(os.Symlink(secret, filepath.Join(dir, "sub/f")))
+		},
+		"a pipe": func(dir string) {
+			must(os.Remove(filepath.Join(dir, "sub/f")))
+			must(syscall.Mkfifo(filepath.Join(dir, "sub/f"), 0o600))
+		},
+		"a folder above": func(dir string) {
+			must(os.Rename(filepath.Join(dir, "sub"), filepath.Join(dir, "old")))
+			other := t.TempDir()
+			write(t, filepath.Join(other, "f"), "S3CR3T-CANARY-inputs", 0o600)
+			must(os.Symlink(other, filepath.Join(dir, "sub")))
+		},
+	} {
+		dir := t.TempDir()
+		write(t, filepath.Join(dir, "sub/f"), "harmless text of f..", 0o600)
+		plan, err := planInputs([]Input{{dir, "in"}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		swap(dir)
+		var buf bytes.Buffer
+		_, err = packInputs(context.Background(), &buf, plan)
+		if (err == nil) != (name == "nothing") || strings.Contains(buf.String(), "CANARY") {
+			t.Errorf("%s: error %v, canary sent: %v", name, err, strings.Contains(buf.String(), "CANARY"))
+		}
+	}
+}

@@ -41,13 +41,13 @@ type Limits struct {
 
 // withDefaults fills zero fields and refuses what makes no sense.
 func (l Limits) withDefaults() (Limits, error) {
-	if l.CPUs == 0 {
+	if l.CPUs == 0 && !l.Asked["cpus"] {
 		l.CPUs = DefaultCPUs
 	}
 	if l.Memory == 0 {
 		l.Memory = DefaultMemory
 	}
-	if l.PIDs == 0 {
+	if l.PIDs == 0 && !l.Asked["pids"] {
 		l.PIDs = DefaultPIDs
 	}
 	if l.Disk == 0 {
@@ -57,7 +57,7 @@ func (l Limits) withDefaults() (Limits, error) {
 		l.Timeout = DefaultTimeout
 	}
 	switch {
-	case l.CPUs < 0.01 || l.CPUs > 1024:
+	case !(l.CPUs >= 0.01 && l.CPUs <= 1024): // also not a number
 		return l, fmt.Errorf("cpus: %g is not between 0.01 and 1024", l.CPUs)
 	case l.Memory < minMemory:
 		return l, fmt.Errorf("memory: %d bytes is below the least possible, %d", l.Memory, minMemory)

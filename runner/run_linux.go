@@ -11,9 +11,12 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"path"
 	"runtime"
+	"slices"
 	"sync/atomic"
 	"time"
+	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
 
@@ -67,6 +70,10 @@ type run struct {
 	errs   *stream
 	exited chan struct{} // closed when the helper is dead and reaped
 
+	running chan struct{} // closed when the task runs
+	over    chan struct{} // closed when nothing is left to be ended from outside
+	early   atomic.Int32  // the signal that ended the run before its task was started
+
 	limits      Limits
 	notEnforced []string
 	started     time.Time
@@ -80,12 +87,13 @@ type run struct {
 // could not be had or that records of the run could not be written; the result
 // is right as far as it goes even then.
 func (r *Runner) Run(ctx context.Context, t Task) (Result, error) {
-	u := &run{Runner: r, t: t, started: time.Now(), exited: make(chan struct{})}
+	u := &run{Runner: r, t: t, started: time.Now(), exited: make(chan struct{}), running: make(chan struct{}), over: make(chan struct{})}
 	res := Result{RunID: t.Run.ID, ExitCode: ExitWarder, Cause: CauseError}
 	err := u.begin(ctx)
 	if err == nil {
 		err = u.supervise(ctx, &res)
 	}
+	close(u.over)
 	err = errors.Join(err, u.finish(ctx, &res, err))
 	res.Duration = time.Since(u.started)
 	return res, err
@@ -99,6 +107,12 @@ func (u *run) begin(ctx context.Context) error {
 	}
 	if len(u.t.Argv) == 0 {
 		return refusef("no command; hint: warder run [flags] -- CMD [ARG…]")
+	}
+	// The sandbox is told in JSON, which would change such bytes without a word.
+	for _, s := range slices.Concat(u.t.Argv, u.t.Env, []string{u.t.Workdir}) {
+		if !utf8.ValidString(s) {
+			return refusef("%q is not valid UTF-8; hint: pass such bytes in a file (--input) or on standard input (-i)", s)
+		}
 	}
 	if u.limits, err = u.t.Limits.withDefaults(); err != nil {
 		return refusef("limits: %w", err)
@@ -126,6 +140,7 @@ func (u *run) begin(ctx context.Context) error {
 	if err := u.connect(); err != nil {
 		return refusef("%w", err)
 	}
+	go u.forwardSignals(ctx)
 	return u.configure(ctx)
 }
 
@@ -282,8 +297,8 @@ func (u *run) configure(ctx context.Context) error {
 		Disk: u.limits.Disk, Tmp: min(u.limits.Disk, maxTmp), Overlay: min(u.limits.Disk, maxOverlay),
 		HasInputs: len(u.plan) > 0,
 	}
-	if h.Cwd == "" {
-		h.Cwd = "/workspace"
+	if !path.IsAbs(h.Cwd) {
+		h.Cwd = path.Join("/workspace", h.Cwd)
 	}
 	err = json.NewEncoder(u.feed).Encode(h)
 	if cerr := u.feed.Close(); err == nil {

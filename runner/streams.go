@@ -3,9 +3,12 @@ package runner
 import (
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
+	"fmt"
 	"hash"
 	"io"
 	"sync"
+	"syscall"
 
 	"warder/audit"
 )
@@ -22,6 +25,7 @@ type stream struct {
 	n    int64
 	kept []byte
 	cut  bool
+	lost error // why the rest could not be passed on
 	done chan struct{}
 }
 
@@ -42,7 +46,7 @@ func (s *stream) pump(r io.ReadCloser) {
 			if s.w != nil {
 				if _, werr := s.w.Write(buf[:n]); werr != nil {
 					s.mu.Lock()
-					s.cut = true
+					s.cut, s.lost = true, werr
 					s.mu.Unlock()
 					return
 				}
@@ -73,6 +77,16 @@ func (s *stream) record() *audit.Stream {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return &audit.Stream{Bytes: s.n, SHA256: hex.EncodeToString(s.sum.Sum(nil)), Truncated: s.cut}
+}
+
+// failure tells that output was lost, but for a reader that went away by itself.
+func (s *stream) failure(name string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.lost == nil || errors.Is(s.lost, syscall.EPIPE) {
+		return nil
+	}
+	return fmt.Errorf("%s: %w", name, s.lost)
 }
 
 func (s *stream) bytes() ([]byte, bool) {

@@ -19,9 +19,6 @@ import (
 func (u *run) supervise(ctx context.Context, res *Result) error {
 	timer := time.AfterFunc(createTimeout, func() { u.kill("error") })
 	defer func() { timer.Stop() }()
-	stop := make(chan struct{})
-	defer close(stop)
-	go u.forwardSignals(ctx, stop)
 	for {
 		m, files, err := u.ctl.recv()
 		if err != nil {
@@ -45,10 +42,11 @@ func (u *run) supervise(ctx context.Context, res *Result) error {
 		case m.Phase == phaseStarted:
 			timer.Stop()
 			timer = time.AfterFunc(u.limits.Timeout, func() { u.kill(CauseTimeout) })
+			close(u.running)
 			u.trace(phaseStarted)
 			u.feedStdin()
 			if u.watchdogNeeded() {
-				go u.watchMemory(m.SandboxPID, stop)
+				go u.watchMemory(m.SandboxPID, u.over)
 			}
 		case m.Phase == phaseExited:
 			timer.Stop()
@@ -79,12 +77,13 @@ func (u *run) causeSet() string {
 }
 
 // forwardSignals passes the caller's signals to the task, and kills after the
-// second one, the grace period, or the end of ctx.
-func (u *run) forwardSignals(ctx context.Context, stop <-chan struct{}) {
+// second one, the grace period, or the end of ctx. Before there is a task, the
+// first one ends the run.
+func (u *run) forwardSignals(ctx context.Context) {
 	var deadline <-chan time.Time
 	for {
 		select {
-		case <-stop:
+		case <-u.over:
 			return
 		case <-ctx.Done():
 			u.kill(CauseSignal)
@@ -97,6 +96,11 @@ func (u *run) forwardSignals(ctx context.Context, stop <-chan struct{}) {
 				return
 			}
 			sig, isSys := s.(syscall.Signal)
+			if u.starting() {
+				u.early.Store(int32(sig))
+				u.kill(CauseSignal)
+				return
+			}
 			if !isSys || deadline != nil {
 				u.kill(CauseSignal)
 				return
@@ -107,6 +111,16 @@ func (u *run) forwardSignals(ctx context.Context, stop <-chan struct{}) {
 	}
 }
 
+// starting reports that the task does not run yet.
+func (u *run) starting() bool {
+	select {
+	case <-u.running:
+		return false
+	default:
+		return true
+	}
+}
+
 // taskEnded turns the wait status into cause and exit code.
 func (u *run) taskEnded(ws unix.WaitStatus, res *Result) {
 	switch cause := u.causeSet(); {
@@ -114,6 +128,8 @@ func (u *run) taskEnded(ws unix.WaitStatus, res *Result) {
 		res.Cause, res.ExitCode = CauseTimeout, ExitTimeout
 	case cause == CauseOOM, u.cg.oomKilled():
 		res.Cause, res.ExitCode = CauseOOM, ExitOOM
+	case u.early.Load() != 0:
+		res.Cause, res.ExitCode = CauseSignal, 128+int(u.early.Load())
 	case ws.Signaled():
 		res.Cause, res.ExitCode = CauseSignal, 128+int(ws.Signal())
 	default:
@@ -162,7 +178,7 @@ func (u *run) collect(files []*os.File, res *Result) error {
 		return refusef("sandbox: %d result folders instead of 2", len(files))
 	}
 	var err error
-	res.Artifacts, err = collectArtifacts(files[0], files[1], u.t.Artifacts, u.t.ArtifactsDir)
+	res.Artifacts, err = collectArtifacts(files[0], files[1], u.t.Artifacts, u.t.ArtifactsDir, u.limits.Disk)
 	if serr := u.ctl.send(message{Op: opDone}); serr != nil {
 		_ = u.cmd.Process.Kill()
 	}
@@ -199,6 +215,7 @@ func (u *run) finish(ctx context.Context, res *Result, cause error) error {
 		var cut bool
 		res.Stderr, cut = u.errs.bytes()
 		res.Truncated = res.Truncated || cut
+		errs = append(errs, u.out.failure("stdout"), u.errs.failure("stderr"))
 	}
 	res.NotEnforced = u.notEnforced
 	if u.sess != nil {
@@ -213,10 +230,14 @@ func (u *run) finish(ctx context.Context, res *Result, cause error) error {
 		errs = append(errs, u.state.end())
 	}
 	u.trace("ended")
-	if err := errors.Join(errs...); err != nil {
-		return &Error{ExitWarder, err}
+	err := errors.Join(errs...)
+	if err == nil {
+		return nil
 	}
-	return nil
+	if res.ExitCode == 0 { // a failure of ours must not look like success
+		res.ExitCode, res.Cause, res.Detail = ExitWarder, CauseError, err.Error()
+	}
+	return &Error{ExitWarder, err}
 }
 
 func (u *run) applyError(res *Result, err error) {
@@ -236,6 +257,9 @@ func (u *run) applyError(res *Result, err error) {
 		res.Cause = CauseError
 	}
 	res.Detail = err.Error()
+	if sig := u.early.Load(); sig != 0 && res.ExitCode == ExitWarder {
+		res.Cause, res.ExitCode, res.Detail = CauseSignal, 128+int(sig), "ended by a signal before the task was started"
+	}
 }
 
 // reap makes sure that no process of the run is left and its output is drained.

@@ -19,7 +19,7 @@ type Task struct {
 	Run      identity.Run
 	Argv     []string
 	Env      []string // NAME=value, declared by the caller
-	Workdir  string   // "" means /workspace
+	Workdir  string   // a relative one is below /workspace
 	User     string   // "", a uid, "root" or "task"
 	Limits   Limits
 	UIDRange [2]uint32 // first host id and count, used as root

@@ -233,7 +233,11 @@ func pairs(flag string, list []string) (map[string]string, error) {
 	for _, s := range list {
 		k, v, ok := strings.Cut(s, "=")
 		if !ok || k == "" {
-			return nil, fmt.Errorf("run: --%s wants NAME=VALUE; hint: the host's environment is never passed on", flag)
+			hint := "write it out, such as --" + flag + " team=platform"
+			if flag == "env" {
+				hint = "the host's environment is never passed on"
+			}
+			return nil, fmt.Errorf("run: --%s wants NAME=VALUE; hint: %s", flag, hint)
 		}
 		m[k] = v
 	}
