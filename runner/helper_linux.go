@@ -36,6 +36,7 @@ const (
 	fdLink
 	fdInputs
 	fdStateLock // the lock of the state file lasts as long as this process
+	fdImage     // only with a detached image
 	fdEnd
 )
 
@@ -159,12 +160,19 @@ func (h *helper) prepare() error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return failed("private mounts", err)
 	}
+	img, err := imageSource(h.cfg.Root)
+	if err != nil {
+		return failed("open image", err)
+	}
 	if err := unix.Mount("tmpfs", helperBase, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=0755,size=64m"); err != nil {
 		return failed("mount private folder", err)
 	}
 	root := filepath.Join(helperBase, "root")
 	if err := buildRoot(root, h.cfg.Root); err != nil {
 		return failed("build root", err)
+	}
+	if err := mountImage(img, h.cfg.Root, helperBase, root); err != nil {
+		return failed("mount image", err)
 	}
 	ws := filepath.Join(helperBase, "ws")
 	if err := os.Mkdir(ws, 0o755); err != nil {
@@ -332,6 +340,9 @@ func (h *helper) runscConfig() (*config.Config, error) {
 		"--host-settings=ignore", "--host-uds=none", "--net-raw=false",
 		"--overlay2=root:memory,size=" + strconv.FormatInt(h.cfg.Overlay, 10),
 		"--ignore-cgroups",
+	}
+	if h.cfg.Root.Image != "" {
+		flags = append(flags, "--allow-rootfs-tar-annotation")
 	}
 	if err := fs.Parse(flags); err != nil {
 		return nil, err

@@ -14,6 +14,10 @@ type rootPlan struct {
 	Files []planFile `json:"files"`
 	Links []planLink `json:"links"`
 	Binds []planBind `json:"binds"` // read-only
+
+	Image    string `json:"image,omitempty"`    // folder of an image, "" for the curated root
+	Detached bool   `json:"detached,omitempty"` // it comes as a mount, at fdImage
+	Upper    []byte `json:"upper,omitempty"`    // tar archive laid over the image
 }
 
 type planDir struct {
@@ -35,6 +39,15 @@ type planBind struct {
 	Source string `json:"source"`
 	Target string `json:"target"`
 }
+
+// Generated files of /etc.
+const (
+	passwdFile   = "root:x:0:0:root:/root:/bin/sh\ntask:x:1000:1000:task:/workspace:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n"
+	groupFile    = "root:x:0:\ntask:x:1000:\nnogroup:x:65534:\n"
+	hostsFile    = "127.0.0.1 localhost sandbox\n"
+	hostnameFile = "sandbox\n"
+	resolvFile   = "nameserver " + resolverAddr + "\noptions timeout:2 attempts:2\n"
+)
 
 // hostConfig are folders below /etc that hold no secret and that programs in
 // /usr need to start: each is bound read-only when the host has it.
@@ -107,12 +120,12 @@ func (p *rootPlan) addTop(name string) error {
 
 func (p *rootPlan) addGenerated(caPEM []byte) {
 	text := func(path, data string) { p.Files = append(p.Files, planFile{path, []byte(data)}) }
-	text("/etc/passwd", "root:x:0:0:root:/root:/bin/sh\ntask:x:1000:1000:task:/workspace:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n")
-	text("/etc/group", "root:x:0:\ntask:x:1000:\nnogroup:x:65534:\n")
+	text("/etc/passwd", passwdFile)
+	text("/etc/group", groupFile)
 	text("/etc/nsswitch.conf", "passwd: files\ngroup: files\nshadow: files\nhosts: files dns\nnetworks: files\nprotocols: files\nservices: files\n")
-	text("/etc/hosts", "127.0.0.1 localhost sandbox\n")
-	text("/etc/hostname", "sandbox\n")
-	text("/etc/resolv.conf", "nameserver "+resolverAddr+"\noptions timeout:2 attempts:2\n")
+	text("/etc/hosts", hostsFile)
+	text("/etc/hostname", hostnameFile)
+	text("/etc/resolv.conf", resolvFile)
 	p.Files = append(p.Files, planFile{caBundlePath, caPEM}, planFile{caOnlyPath, caPEM})
 	for path, target := range caBundleLinks {
 		p.Links = append(p.Links, planLink{path, target})

@@ -23,6 +23,7 @@ import (
 	"warder/audit"
 	"warder/broker"
 	"warder/proxy"
+	"warder/runner/image"
 )
 
 // Runner runs tasks. Its parts are made by the caller, who also closes them.
@@ -30,6 +31,7 @@ type Runner struct {
 	Proxy  *proxy.Proxy
 	Broker *broker.Broker
 	State  *StateDir
+	Images *image.Store // nil: no images
 	Log    *slog.Logger
 
 	// Ready returns the log once requests can be judged and recorded. It is asked
@@ -58,7 +60,8 @@ type run struct {
 	sess   *broker.Session
 	pr     *proxy.Run
 	net    *network
-	audit  *audit.Log // nil until openLog
+	image  *image.Image // nil: the curated root
+	audit  *audit.Log   // nil until openLog
 	cmd    *exec.Cmd
 	ctl    *control
 	feed   *os.File // write end of the helper's configuration pipe
@@ -104,6 +107,9 @@ func (u *run) begin(ctx context.Context) error {
 	var err error
 	if !builtStatic {
 		return refusef("this binary was built with cgo and cannot start a sandbox; hint: build it with CGO_ENABLED=0 (make build)")
+	}
+	if err := u.useImage(ctx); err != nil {
+		return refusef("%w", err)
 	}
 	if len(u.t.Argv) == 0 {
 		return refusef("no command; hint: warder run [flags] -- CMD [ARG…]")
@@ -251,6 +257,14 @@ func (u *run) spawn() error {
 	cmd.Dir = "/"
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = pipes.stdinR, pipes.stdoutW, pipes.stderrW
 	cmd.ExtraFiles = []*os.File{theirs, pipes.configR, guest, pipes.inputsR, u.state.f}
+	tree, err := u.detachedTree()
+	if err != nil {
+		return err
+	}
+	if tree != nil {
+		defer tree.Close()
+		cmd.ExtraFiles = append(cmd.ExtraFiles, tree)
+	}
 	cmd.SysProcAttr = u.ident.sysProcAttr()
 	started := make(chan error, 1)
 	go func() {
@@ -287,7 +301,7 @@ func helperStartError(err error) error {
 
 // configure tells the helper what to do and streams the inputs.
 func (u *run) configure(ctx context.Context) error {
-	root, err := curatedRoot(u.pr.CACertPEM())
+	root, err := u.rootPlan()
 	if err != nil {
 		return refusef("%w", err)
 	}
@@ -315,6 +329,15 @@ func (u *run) configure(ctx context.Context) error {
 		return refusef("prepare sandbox: %w", err)
 	}
 	return nil
+}
+
+func (u *run) rootPlan() (rootPlan, error) {
+	if u.image == nil {
+		return curatedRoot(u.pr.CACertPEM())
+	}
+	p, err := imageRoot(u.image, u.pr.CACertPEM(), u.ident.inside, u.t.Workdir)
+	p.Detached = u.ident.slots > 0
+	return p, err
 }
 
 func (u *run) sendInputs(ctx context.Context) ([]audit.File, error) {
@@ -351,8 +374,11 @@ func (u *run) environment() []string {
 	if u.ident.inside != 0 {
 		home = "/workspace"
 	}
-	env := []string{"PATH=" + defaultPath, "HOME=" + home, "LANG=C.UTF-8", "TERM=dumb", "WARDER_RUN_ID=" + u.t.Run.ID}
-	env = append(env, trustEnv()...)
+	env := []string{"PATH=" + defaultPath, "HOME=" + home, "LANG=C.UTF-8", "TERM=dumb"}
+	if u.image != nil {
+		env = append(env, u.image.Config.Env...)
+	}
+	env = append(append(env, "WARDER_RUN_ID="+u.t.Run.ID), trustEnv()...)
 	if u.sess != nil { // nil when the run failed before
 		for k, v := range u.sess.StandIns() {
 			env = append(env, k+"="+v)

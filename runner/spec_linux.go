@@ -5,7 +5,11 @@ import (
 	"path"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"gvisor.dev/gvisor/runsc/specutils"
 )
+
+// upperName is the archive that is laid over an image, below the helper's folder.
+const upperName = "upper.tar"
 
 // defaultPath is what a task finds programs by.
 const defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -59,6 +63,9 @@ func buildSpec(h helperConfig, base string) *specs.Spec {
 		Linux: &specs.Linux{Namespaces: []specs.LinuxNamespace{
 			{Type: specs.PIDNamespace}, {Type: specs.MountNamespace}, {Type: specs.IPCNamespace}, {Type: specs.UTSNamespace}, {Type: specs.NetworkNamespace},
 		}},
+	}
+	if h.Root.Image != "" {
+		s.Annotations = map[string]string{specutils.AnnotationRootfsUpperTar: path.Join(base, upperName)}
 	}
 	for _, d := range []string{"workspace", "out"} {
 		s.Mounts = append(s.Mounts, specs.Mount{Destination: "/" + d, Type: "bind", Source: path.Join(base, "ws", d), Options: []string{"rw", "rbind", "nosuid", "nodev"}})

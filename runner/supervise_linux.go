@@ -229,6 +229,7 @@ func (u *run) finish(ctx context.Context, res *Result, cause error) error {
 	if u.state != nil {
 		errs = append(errs, u.state.end())
 	}
+	errs = append(errs, u.image.Close())
 	u.trace("ended")
 	err := errors.Join(errs...)
 	if err == nil {
@@ -303,7 +304,7 @@ func (u *run) recordStart(ctx context.Context) error {
 		Event: audit.EventRunStart, Run: &ident,
 		RunStart: &audit.RunStart{
 			Argv: u.t.Argv, EnvNames: envNames(u.environment()), Inputs: u.copied,
-			Limits: u.limits.record(u.notEnforced), Image: "host:curated",
+			Limits: u.limits.record(u.notEnforced), Image: u.imageRef(),
 		},
 	}).Wait(ctx)
 }

@@ -22,8 +22,10 @@ type Task struct {
 	Workdir  string   // a relative one is below /workspace
 	User     string   // "", a uid, "root" or "task"
 	Limits   Limits
+	Image    string    // reference of the root file system; "" is the host's /usr
 	UIDRange [2]uint32 // first host id and count, used as root
 
+	Entrypoint   *string // in place of the image's; "" for none
 	Inputs       []Input
 	Artifacts    []string // patterns below /workspace or /out
 	ArtifactsDir string

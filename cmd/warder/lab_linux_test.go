@@ -117,6 +117,7 @@ audit: {dir: ./audit}
 func (l *lab) env() []string {
 	return []string{
 		"PATH=" + os.Getenv("PATH"), "HOME=" + l.dir, "WARDER_STATE_DIR=" + filepath.Join(l.dir, "state"),
+		"WARDER_CACHE_DIR=" + filepath.Join(l.dir, "cache"),
 		"WARDER_CONFIG=" + filepath.Join(l.dir, "warder.yaml"), "WARDER_TEST_HOST_ONLY=HOST-ENVIRONMENT-CANARY",
 	}
 }

@@ -28,15 +28,15 @@ const exitRunFailed = runner.ExitWarder
 const sweepWait = 10 * time.Second
 
 type runFlags struct {
-	config, policy, artifactsDir, workdir, user, image string
-	task, agent, output, trace                         string
-	inputs, artifacts, env, labels, credentials        []string
-	cpus                                               float64
-	memory, disk                                       config.Size
-	pids                                               int
-	timeout                                            config.Duration
-	interactive, tty                                   bool
-	told                                               bool // the result object is on stdout
+	config, policy, artifactsDir, workdir, user, image, entrypoint string
+	task, agent, output, trace                                     string
+	inputs, artifacts, env, labels, credentials                    []string
+	cpus                                                           float64
+	memory, disk                                                   config.Size
+	pids                                                           int
+	timeout                                                        config.Duration
+	interactive, tty                                               bool
+	told                                                           bool // the result object is on stdout
 }
 
 func newRunCmd() *cobra.Command {
@@ -51,8 +51,14 @@ Exit codes: the task's own; 124 time limit, 125 Warder failed, 126 not
 executable, 127 not found, 128+n ended by signal n, 137 out of memory.`,
 		Example: `  warder run -- python3 -c 'print("hello")'
   warder run --input ./src:src --artifact /out --artifacts-dir ./result -- make -C src
-  warder run -o json --timeout 30s --memory 256Mi -- ./agent-step`,
-		Args: cobra.MinimumNArgs(1),
+  warder run -o json --timeout 30s --memory 256Mi -- ./agent-step
+  warder run --image registry.example/python@sha256:… -- python3 -V`,
+		Args: func(cmd *cobra.Command, args []string) error {
+			if f.image != "" {
+				return nil // it may bring its own command
+			}
+			return cobra.MinimumNArgs(1)(cmd, args)
+		},
 		RunE: func(cmd *cobra.Command, args []string) error { return runTask(cmd, &f, args) },
 	}
 	fl := cmd.Flags()
@@ -65,7 +71,8 @@ executable, 127 not found, 128+n ended by signal n, 137 out of memory.`,
 	fl.StringArrayVarP(&f.env, "env", "e", nil, "set `NAME=VALUE` inside")
 	fl.StringVarP(&f.workdir, "workdir", "w", "", "working `directory` inside (default /workspace)")
 	fl.StringVarP(&f.user, "user", "u", "", "`user` inside: root, task or a number")
-	fl.StringVar(&f.image, "image", "", "root file system `reference` (not yet)")
+	fl.StringVar(&f.image, "image", "", "root file system: a registry's `reference`, or docker-archive:, oci-archive:, oci: or dir: with a path")
+	fl.StringVar(&f.entrypoint, "entrypoint", "", "`program` in place of the image's entry point; empty for none")
 	fl.StringArrayVar(&f.credentials, "credential", nil, "offer only this credential `name` (may be repeated)")
 	fl.Float64Var(&f.cpus, "cpus", 0, "CPU limit in cores")
 	fl.VarP(&f.memory, "memory", "m", "memory limit (bytes, Ki, Mi, Gi)")
@@ -88,8 +95,6 @@ func runTask(cmd *cobra.Command, f *runFlags, args []string) error {
 	switch {
 	case f.output != "text" && f.output != "json":
 		return fail(fmt.Errorf("run: -o %q; hint: use text or json", f.output))
-	case f.image != "":
-		return fail(errors.New("run: --image is not supported yet; hint: leave it out for the host's /usr"))
 	case f.tty:
 		return fail(errors.New("run: -t is not supported yet; hint: leave it out"))
 	}
@@ -138,6 +143,9 @@ func (a *app) run(ctx context.Context, cmd *cobra.Command, f *runFlags, args []s
 	defer signal.Stop(sigs)
 	t.Signals = sigs
 	r := &runner.Runner{Proxy: a.proxy, Broker: a.broker, State: a.state, Log: a.log, Ready: a.ready}
+	if r.Images, err = a.images(); err != nil {
+		return fail(err)
+	}
 	res, rerr := r.Run(ctx, t)
 	if f.output == "json" {
 		if err := json.NewEncoder(cmd.OutOrStdout()).Encode(res); err != nil {
@@ -171,7 +179,7 @@ func (a *app) task(cmd *cobra.Command, f *runFlags, args []string) (runner.Task,
 	t := runner.Task{
 		Run:  identity.Run{ID: identity.NewRunID(), Task: f.task, Agent: f.agent, User: callerName()},
 		Argv: args, Workdir: f.workdir, User: f.user, UIDRange: a.cfg.Sandbox.UIDRange,
-		Artifacts: f.artifacts, ArtifactsDir: f.artifactsDir, Credentials: f.credentials, Limits: a.limits(cmd, f),
+		Image: f.image, Artifacts: f.artifacts, ArtifactsDir: f.artifactsDir, Credentials: f.credentials, Limits: a.limits(cmd, f),
 	}
 	var err error
 	if t.Run.Labels, err = pairs("label", f.labels); err != nil {
@@ -196,6 +204,9 @@ func (a *app) task(cmd *cobra.Command, f *runFlags, args []string) (runner.Task,
 	}
 	if t.ArtifactsDir == "" {
 		t.ArtifactsDir = "artifacts"
+	}
+	if cmd.Flags().Changed("entrypoint") {
+		t.Entrypoint = &f.entrypoint
 	}
 	if f.interactive {
 		t.Stdin = os.Stdin

@@ -257,4 +257,3 @@ func flock(ctx context.Context, f *os.File, how int) error {
 		}
 	}
 }
-

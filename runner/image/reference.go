@@ -46,11 +46,11 @@ func ParseReference(s string) (Reference, error) {
 		return r, nil
 	}
 	if strings.HasPrefix(s, ".") || filepath.IsAbs(s) {
-		return Reference{}, fmt.Errorf("image %q: a path needs a prefix; hint: dir:, oci:, oci-archive: or docker-archive:", s)
+		return Reference{}, fmt.Errorf("image %q: a path needs a prefix; hint: one of dir:, oci:, oci-archive:, docker-archive: before it", s)
 	}
 	ref, err := name.ParseReference(s)
 	if err != nil {
-		return Reference{}, fmt.Errorf("image %q: %w; hint: [HOST/]NAME[:TAG][@sha256:…], dir:, oci:, oci-archive: or docker-archive:", s, err)
+		return Reference{}, fmt.Errorf("image %q: %w; hint: [HOST/]NAME[:TAG][@sha256:…], or dir:, oci:, oci-archive:, docker-archive: and a path", s, err)
 	}
 	return Reference{kind: kindRegistry, repo: ref}, nil
 }

@@ -96,8 +96,10 @@ func (s *Store) topDocument(ctx context.Context, src source) ([]byte, error) {
 	if int64(len(raw)) > s.limits.Document {
 		return nil, fmt.Errorf("manifest: larger than %d bytes", s.limits.Document)
 	}
-	if !pinned {
-		return raw, nil
+	if !pinned { // keep it for a reference by digest
+		if h, _, err = v1.SHA256(bytesReader(raw)); err != nil {
+			return nil, err
+		}
 	}
 	if raw, err = checked(raw, h, "manifest"); err != nil {
 		return nil, err

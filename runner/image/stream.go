@@ -57,7 +57,7 @@ func (v *verifier) Read(p []byte) (int, error) {
 	if v.left -= int64(n); v.left < 0 {
 		return n, fmt.Errorf("%s: larger than allowed", v.what)
 	}
-	if err == io.EOF { //nolint:errorlint // io.Reader returns EOF itself
+	if err == io.EOF {
 		if got := hex.EncodeToString(v.sum.Sum(nil)); got != v.want.Hex {
 			return n, fmt.Errorf("%s: digest is sha256:%s, not %s as promised", v.what, got, v.want)
 		}

@@ -1,0 +1,217 @@
+package runner
+
+import (
+	"archive/tar"
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+
+	"warder/runner/image"
+)
+
+// ownTops are the top folders that are ours whatever an image has there: every
+// mount point is a folder that we made, never something that an image chose.
+var ownTops = []string{"dev", "out", "proc", "sys", "tmp", "workspace"}
+
+// rootOwned are folders that root of the sandbox may write to, in the overlay,
+// although the image's files belong to nobody who is mapped. /etc is among them
+// because entries are put there anyway.
+var rootOwned = []string{"/etc", "/home", "/opt", "/root", "/run", "/srv", "/var", "/var/cache", "/var/lib", "/var/log"}
+
+// otherBundles are CA bundles of distributions besides those of the trust table.
+var otherBundles = []string{"/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem", "/usr/share/ssl/certs/ca-bundle.crt", "/etc/ca-certificates/extracted/tls-ca-bundle.pem"}
+
+// maxPasswd bounds what is read of an image's account files, in bytes.
+const maxPasswd = 1 << 20
+
+// imageRoot plans a root file system out of an image: its tree, read-only, with
+// what is ours laid over it inside the sandbox. Only gVisor resolves names in
+// the image; here they are looked at without following a link.
+func imageRoot(img *image.Image, caPEM []byte, uid uint32, cwd string) (rootPlan, error) {
+	root, err := os.OpenRoot(img.Root)
+	if err != nil {
+		return rootPlan{}, fmt.Errorf("image %s: %w", img.Ref, err)
+	}
+	defer root.Close()
+	if !path.IsAbs(cwd) {
+		cwd = path.Join("/workspace", cwd)
+	}
+	p := rootPlan{Image: img.Root}
+	for _, d := range ownTops {
+		mode := os.FileMode(0o755)
+		if d == "tmp" {
+			mode = 0o1777
+		}
+		p.Dirs = append(p.Dirs, planDir{"/" + d, mode})
+	}
+	up := newUpper(root)
+	for _, d := range rootOwned {
+		if kindOf(root, d) == isDir {
+			up.dir(d, 0o755, 0)
+		}
+	}
+	up.dir("/root", 0o700, 0)
+	up.dir("/var/tmp", 0o1777, 0)
+	up.file("/etc/passwd", withAccount(readSmall(root, "/etc/passwd"), uid, passwdFile))
+	up.file("/etc/group", withAccount(readSmall(root, "/etc/group"), uid, groupFile))
+	up.file("/etc/hosts", []byte(hostsFile))
+	up.file("/etc/hostname", []byte(hostnameFile))
+	up.file("/etc/resolv.conf", []byte(resolvFile))
+	up.file(caBundlePath, caPEM)
+	up.file(caOnlyPath, caPEM)
+	for _, b := range bundlePaths() {
+		if kindOf(root, b) != isMissing && kindOf(root, path.Dir(b)) == isDir {
+			up.file(b, caPEM)
+		}
+	}
+	if top, _, _ := strings.Cut(strings.TrimPrefix(cwd, "/"), "/"); !slices.Contains(ownTops, top) && kindOf(root, cwd) == isMissing {
+		up.dir(cwd, 0o755, uid)
+	}
+	p.Upper, err = up.bytes()
+	return p, err
+}
+
+func bundlePaths() []string {
+	paths := slices.Clone(otherBundles)
+	for p := range caBundleLinks {
+		paths = append(paths, p)
+	}
+	slices.Sort(paths)
+	return paths
+}
+
+// What stands at a path of an image.
+type pathKind int
+
+const (
+	isMissing pathKind = iota
+	isDir
+	isOther // a file, or reached through a link
+)
+
+func kindOf(root *os.Root, p string) pathKind {
+	at := "."
+	parts := strings.Split(strings.Trim(p, "/"), "/")
+	for i, part := range parts {
+		at = path.Join(at, part)
+		fi, err := root.Lstat(at)
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+			return isMissing
+		case err != nil || !fi.IsDir():
+			return isOther
+		case i == len(parts)-1:
+			return isDir
+		}
+	}
+	return isDir
+}
+
+// readSmall returns a regular file of the image, nil when it is none.
+func readSmall(root *os.Root, name string) []byte {
+	f, err := root.Open(strings.TrimPrefix(name, "/"))
+	if err != nil {
+		return nil
+	}
+	defer f.Close()
+	if fi, err := f.Stat(); err != nil || !fi.Mode().IsRegular() || fi.Size() > maxPasswd {
+		return nil
+	}
+	b, err := io.ReadAll(io.LimitReader(f, maxPasswd))
+	if err != nil {
+		return nil
+	}
+	return b
+}
+
+// withAccount adds the lines for root and the task that an account file (passwd(5), group(5)) lacks.
+func withAccount(have []byte, uid uint32, ours string) []byte {
+	ids := map[string]bool{}
+	for line := range strings.Lines(string(have)) {
+		if f := strings.SplitN(strings.TrimSpace(line), ":", 4); len(f) >= 3 {
+			ids[f[2]] = true
+		}
+	}
+	out := bytes.TrimRight(have, "\n")
+	for line := range strings.Lines(ours) {
+		id := strings.SplitN(line, ":", 4)[2]
+		if ids[id] || id != "0" && id != strconv.FormatUint(uint64(uid), 10) {
+			continue
+		}
+		if len(out) > 0 {
+			out = append(out, '\n')
+		}
+		out = append(out, strings.TrimRight(line, "\n")...)
+	}
+	return append(out, '\n')
+}
+
+// upper collects what is laid over an image: a tar archive that gVisor puts into
+// the upper layer of the root's overlay.
+type upper struct {
+	root *os.Root
+	dirs map[string]*tar.Header
+	list []upperFile
+}
+
+type upperFile struct {
+	name string
+	data []byte
+}
+
+func newUpper(root *os.Root) *upper {
+	return &upper{root: root, dirs: map[string]*tar.Header{"./": {Typeflag: tar.TypeDir, Name: "./", Mode: 0o755}}}
+}
+
+// dir adds a folder and the ones above it, which keep the image's content.
+func (u *upper) dir(p string, mode int64, uid uint32) {
+	if parent := path.Dir(p); parent != "/" {
+		if _, ok := u.dirs["."+parent+"/"]; !ok {
+			u.dir(parent, 0o755, 0)
+		}
+	}
+	name := "." + p + "/"
+	u.dirs[name] = &tar.Header{Typeflag: tar.TypeDir, Name: name, Mode: mode, Uid: int(uid), Gid: int(uid)}
+}
+
+func (u *upper) file(p string, data []byte) {
+	if _, ok := u.dirs["."+path.Dir(p)+"/"]; !ok {
+		u.dir(path.Dir(p), 0o755, 0)
+	}
+	u.list = append(u.list, upperFile{"." + p, data})
+}
+
+func (u *upper) bytes() ([]byte, error) {
+	var buf bytes.Buffer
+	w := tar.NewWriter(&buf)
+	names := make([]string, 0, len(u.dirs))
+	for n := range u.dirs {
+		names = append(names, n)
+	}
+	slices.Sort(names)
+	for _, n := range names {
+		if err := w.WriteHeader(u.dirs[n]); err != nil {
+			return nil, err
+		}
+	}
+	for _, f := range u.list {
+		h := &tar.Header{Typeflag: tar.TypeReg, Name: f.name, Mode: 0o644, Size: int64(len(f.data))}
+		if err := w.WriteHeader(h); err != nil {
+			return nil, err
+		}
+		if _, err := w.Write(f.data); err != nil {
+			return nil, err
+		}
+	}
+	if err := w.Close(); err != nil {
+		return nil, err
+	}
+	return buf.Bytes(), nil
+}

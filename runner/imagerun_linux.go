@@ -1,0 +1,196 @@
+package runner
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// useImage fetches the image and takes from it what the caller left open.
+func (u *run) useImage(ctx context.Context) error {
+	if u.t.Image == "" {
+		return nil
+	}
+	if u.Images == nil {
+		return errors.New("images are not available here")
+	}
+	var err error
+	if u.image, err = u.Images.Get(ctx, u.t.Image); err != nil {
+		return err
+	}
+	u.t.Run.ImageDigest = u.image.Digest
+	cfg := u.image.Config
+	u.t.Argv = imageCommand(cfg.Entrypoint, cfg.Cmd, u.t.Entrypoint, u.t.Argv)
+	if u.t.Workdir == "" {
+		u.t.Workdir = cfg.Workdir
+	}
+	if u.t.User == "" {
+		u.t.User = u.imageUser(cfg.User)
+	}
+	return nil
+}
+
+// imageCommand is the command line: the caller's words after the entry point, or
+// the image's own. An entry point of the caller's leaves the image's words out.
+func imageCommand(entrypoint, words []string, ours *string, argv []string) []string {
+	if ours != nil {
+		if entrypoint = nil; *ours != "" {
+			entrypoint = []string{*ours}
+		}
+		words = nil
+	}
+	if len(argv) == 0 {
+		argv = words
+	}
+	return slices.Concat(entrypoint, argv)
+}
+
+// imageUser is the user that the image asks for, as far as this host maps it;
+// any other is the run's default user.
+func (u *run) imageUser(name string) string {
+	if name == "" {
+		return ""
+	}
+	id, err := strconv.ParseUint(name, 10, 32)
+	if err != nil {
+		root, rerr := os.OpenRoot(u.image.Root)
+		if rerr != nil {
+			return ""
+		}
+		defer root.Close()
+		if id, err = uidOf(readSmall(root, "/etc/passwd"), name); err != nil {
+			return ""
+		}
+	}
+	if id == 0 || id == taskUID && os.Geteuid() == 0 {
+		return strconv.FormatUint(id, 10)
+	}
+	return ""
+}
+
+func uidOf(passwd []byte, name string) (uint64, error) {
+	for line := range strings.Lines(string(passwd)) {
+		if f := strings.SplitN(line, ":", 4); len(f) == 4 && f[0] == name {
+			return strconv.ParseUint(f[2], 10, 32)
+		}
+	}
+	return 0, fmt.Errorf("no user %q in the image", name)
+}
+
+// imageRef is the root file system as it is recorded.
+func (u *run) imageRef() string {
+	switch {
+	case u.image != nil:
+		return u.image.Ref
+	case u.t.Image != "":
+		return u.t.Image // it could not be had
+	}
+	return "host:curated"
+}
+
+// detachedTree is the image as a mount that belongs to nowhere yet, read-only.
+// As root the helper has no right on the cache, and gets this instead. Nil as an
+// ordinary user: the helper has the caller's rights.
+func (u *run) detachedTree() (*os.File, error) {
+	if u.image == nil || os.Geteuid() != 0 {
+		return nil, nil
+	}
+	fd, err := unix.OpenTree(unix.AT_FDCWD, u.image.Root, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
+	if err != nil {
+		return nil, fmt.Errorf("image %s: open_tree: %w", u.image.Ref, err)
+	}
+	f := os.NewFile(uintptr(fd), "image")
+	if err := unix.MountSetattr(fd, "", unix.AT_EMPTY_PATH, imageAttr()); err != nil {
+		f.Close()
+		return nil, fmt.Errorf("image %s: mount_setattr: %w", u.image.Ref, err)
+	}
+	return f, nil
+}
+
+func imageAttr() *unix.MountAttr {
+	return &unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY | unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV}
+}
+
+// imageSource opens the image's folder in the helper, before its own mounts hide
+// anything of the host.
+func imageSource(p rootPlan) (*os.File, error) {
+	switch {
+	case p.Image == "":
+		return nil, nil
+	case p.Detached:
+		return os.NewFile(fdImage, "image"), nil
+	}
+	fd, err := unix.Open(p.Image, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	return os.NewFile(uintptr(fd), "image"), nil
+}
+
+// mountImage binds what stands at the top of the image into root, which the
+// helper made, read-only. Mounts below a folder of the host do not come along.
+func mountImage(src *os.File, p rootPlan, base, root string) error {
+	if src == nil {
+		return nil
+	}
+	defer src.Close()
+	at := filepath.Join(base, "image")
+	if err := os.Mkdir(at, 0o755); err != nil {
+		return err
+	}
+	if p.Detached {
+		if err := unix.MoveMount(int(src.Fd()), "", unix.AT_FDCWD, at, unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
+			return fmt.Errorf("move_mount: %w", err)
+		}
+	} else if err := unix.Mount(fmt.Sprintf("/proc/self/fd/%d", src.Fd()), at, "", unix.MS_BIND, ""); err != nil {
+		if errors.Is(err, unix.EINVAL) {
+			return fmt.Errorf("bind: %w; hint: the folder has other file systems mounted below it", err)
+		}
+		return fmt.Errorf("bind: %w", err)
+	}
+	if err := unix.MountSetattr(unix.AT_FDCWD, at, 0, imageAttr()); err != nil {
+		return fmt.Errorf("mount_setattr: %w", err)
+	}
+	entries, err := os.ReadDir(at)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		if err := bindTop(at, root, e); err != nil {
+			return fmt.Errorf("%s: %w", e.Name(), err)
+		}
+	}
+	return os.WriteFile(filepath.Join(base, upperName), p.Upper, 0o644) // the sentry reads it
+}
+
+func bindTop(at, root string, e os.DirEntry) error {
+	from, to := filepath.Join(at, e.Name()), filepath.Join(root, e.Name())
+	switch {
+	case slices.Contains(ownTops, e.Name()):
+		return nil
+	case e.Type()&os.ModeSymlink != 0:
+		target, err := os.Readlink(from)
+		if err != nil {
+			return err
+		}
+		return os.Symlink(target, to)
+	case e.IsDir():
+		if err := os.Mkdir(to, 0o755); err != nil {
+			return err
+		}
+	case e.Type().IsRegular():
+		if err := os.WriteFile(to, nil, 0o644); err != nil {
+			return err
+		}
+	default:
+		return nil
+	}
+	return unix.Mount(from, to, "", unix.MS_BIND, "") // as read-only as what it is a part of
+}
