@@ -115,15 +115,22 @@ func (s *Session) isClosed() bool {
 	return s.closed
 }
 
+// enter counts work that End waits for; false when the session has ended. The
+// caller owes one work.Done.
+func (s *Session) enter() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.closed {
+		s.work.Add(1)
+	}
+	return !s.closed
+}
+
 // start begins a fetch; nil when the session has ended. e.mu is held.
 func (s *Session) start(e *entry, requestID string) *call {
-	s.mu.Lock()
-	if s.closed {
-		s.mu.Unlock()
+	if !s.enter() {
 		return nil
 	}
-	s.work.Add(1)
-	s.mu.Unlock()
 	c := &call{done: make(chan struct{})}
 	e.call = c
 	go func() {
@@ -145,7 +152,7 @@ func (s *Session) fetch(e *entry, requestID string) (m *material, err error) {
 		}
 	}()
 	m, err = e.cred.source.fetch(s.ctx, s, requestID)
-	if err == nil && (m == nil || m.value.IsZero()) {
+	if err == nil && m.empty() {
 		return nil, errors.New("the source gave nothing")
 	}
 	return m, err

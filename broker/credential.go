@@ -2,6 +2,7 @@ package broker
 
 import (
 	"context"
+	"crypto/tls"
 	"fmt"
 	"time"
 
@@ -13,6 +14,11 @@ import (
 const (
 	KindKV      = "kv"
 	KindRead    = "read"
+	KindOIDC    = "oidc"
+	KindPKI     = "pki"
+	KindTOTP    = "totp"
+	KindHMAC    = "hmac"
+	KindAWS     = "aws"
 	KindEnv     = "env"
 	KindFile    = "file"
 	KindCommand = "command"
@@ -36,15 +42,36 @@ type source interface {
 	fetch(ctx context.Context, s *Session, requestID string) (*material, error)
 }
 
-// material is a fetched value and what is known about its life.
+// material is a fetched value and what is known about its life. One of value,
+// cert and sign is set.
 type material struct {
 	value     secret.String
+	user      secret.String    // of basic with username_field, or an AWS access key's id
+	session   secret.String    // an AWS session token
+	cert      *tls.Certificate // a client certificate with its key
+	sign      signer
 	expires   time.Time     // zero: static
 	keep      time.Duration // longest time in the cache; 0 or less: for those who wait now
 	leaseID   string
 	accessor  string
 	requestID string
 	revocable bool
+}
+
+// signer makes the HMAC of data; requestID is that of the request, vaultID that of
+// the call to Vault, if there was one.
+type signer func(ctx context.Context, data []byte, requestID string) (mac []byte, vaultID string, err error)
+
+func (m *material) empty() bool {
+	return m == nil || (m.value.IsZero() && m.cert == nil && m.sign == nil)
+}
+
+// wipe overwrites what can be overwritten; a certificate's key is left to the
+// garbage collector.
+func (m *material) wipe() {
+	m.value.Wipe()
+	m.user.Wipe()
+	m.session.Wipe()
 }
 
 func (c *credential) fromVault() bool { return c.cfg.Source.Vault != nil }

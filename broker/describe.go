@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"warder/internal/config"
 	"warder/internal/identity"
 )
 
@@ -17,7 +18,7 @@ type Info struct {
 	Name     string   `json:"name"`
 	Kind     string   `json:"kind"`
 	Source   string   `json:"source"` // "vault: secret/data/github", "env: NAME", …
-	Slot     string   `json:"slot"`   // "header Authorization", "basic", "query key"
+	Slot     string   `json:"slot"`   // "header Authorization", "basic", "query key", "mtls", …
 	Hosts    []string `json:"hosts"`
 	Methods  []string `json:"methods"` // null: any; empty: none
 	Paths    []string `json:"paths"`   // null: any; empty: none
@@ -46,19 +47,15 @@ func (c *credential) info() Info {
 	if c.cfg.Paths != nil {
 		i.Paths = append([]string{}, *c.cfg.Paths...)
 	}
-	switch in := c.cfg.Inject; {
-	case in.Header != "":
-		i.Slot = "header " + in.Header
-	case in.Basic != nil:
-		i.Slot = "basic"
-	case in.Query != "":
-		i.Slot = "query " + in.Query
-	}
+	i.Slot = slotText(c.cfg.Inject)
 	switch s := c.source.(type) {
 	case *vaultSource:
 		i.Source, i.Policies = "vault: "+s.path, slices.Clone(s.cfg.Policies)
-		if c.kind == KindRead {
+		switch {
+		case c.kind == KindRead, c.kind == KindAWS && isAWSEngine(s.cfg):
 			i.AtEnd = StatusRevoked
+		case c.kind == KindOIDC, c.kind == KindJWT, c.kind == KindPKI, c.kind == KindTOTP:
+			i.AtEnd = StatusExpires
 		}
 	case envSource:
 		i.Source = "env: " + s.name
@@ -68,8 +65,34 @@ func (c *credential) info() Info {
 		i.Source = "command: " + s.argv[0] // its arguments may hold anything
 	case *jwtSource:
 		i.Source, i.AtEnd = "jwt: "+s.cfg.Audience, StatusExpires
+	case totpSource:
+		i.Source, i.AtEnd = "totp: "+s.cfg.KeyFile, StatusExpires
+	case hmacSource:
+		i.Source = "hmac: " + s.cfg.KeyFile
+	case localPKI:
+		i.Source, i.AtEnd = "pki: "+s.cfg.CACertFile, StatusExpires
 	}
 	return i
+}
+
+func slotText(in config.Inject) string {
+	switch {
+	case in.Header != "":
+		return "header " + in.Header
+	case in.Basic != nil:
+		return "basic"
+	case in.Query != "":
+		return "query " + in.Query
+	case in.Form != "":
+		return "form " + in.Form
+	case in.SigV4 != nil:
+		return "sigv4 " + in.SigV4.Region + " " + in.SigV4.Service
+	case in.MTLS != nil:
+		return "mtls"
+	case in.HMAC != nil:
+		return "hmac " + in.HMAC.Header
+	}
+	return ""
 }
 
 // Facts are the result of Probe.

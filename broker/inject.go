@@ -1,12 +1,14 @@
 package broker
 
 import (
+	"crypto/tls"
 	"encoding/base64"
 	"errors"
 	"fmt"
 	"net/http"
 	"net/textproto"
 	"net/url"
+	"slices"
 	"strings"
 	"time"
 
@@ -18,49 +20,121 @@ import (
 // accept 8 KiB for one header line and 32 KiB for all of them.
 const maxValue = 16 << 10
 
-// Grant is the right to inject one value into one judged request.
+// Grant is the right to inject one value into one judged request. It is used by
+// one goroutine at a time.
 type Grant struct {
 	Name           string
-	Kind           string    // kv, read, env, file, command, jwt
+	Kind           string    // one of the Kind constants
 	LeaseID        string    // of a leased value
 	Accessor       string    // of the run's Vault token that fetched it
 	VaultRequestID string    // request.id in Vault's audit log
 	Expires        time.Time // zero: static
 	Ranges         bool      // the credential lets Range through
+	Stale          bool      // the value is past its time: Vault is away and a grace is configured
 
-	slot  config.Inject
-	value secret.String
+	slot      config.Inject
+	value     secret.String
+	m         *material
+	clock     func() time.Time
+	requestID string
+	sent      []secret.String // what Inject made and the request now has
 }
 
 // Inject puts the value into its slot and removes whatever the client had there:
-// every header of that name in any case, every query parameter of that name in
-// any encoding. On error the request must not be sent.
+// every header of that name in any case, every query parameter or form field of
+// that name in any encoding. A slot that signs may read the body, up to 1 MiB, and
+// may ask Vault. On error, which is an *Error, the request must not be sent.
 func (g *Grant) Inject(req *http.Request) error {
+	err := g.inject(req)
+	var body *errBody
+	switch {
+	case err == nil:
+		return nil
+	case errors.As(err, &body):
+		return &Error{Reason: ReasonBinding, Credential: g.Name, Cause: err}
+	}
+	return &Error{Reason: ReasonUnavailable, Credential: g.Name, Cause: fmt.Errorf("inject: %w", err)}
+}
+
+// ReadsBody reports whether Inject reads the request's body.
+func (g *Grant) ReadsBody() bool {
+	switch in := g.slot; {
+	case in.Form != "", in.SigV4 != nil:
+		return true
+	case in.HMAC != nil:
+		return slices.Contains(in.HMAC.Parts, partBody) || slices.Contains(in.HMAC.Parts, partBodyHash)
+	}
+	return false
+}
+
+// ClientCertificate returns the certificate, with its key, that the connection
+// must present; nil when the credential is not one. Connections made with one are
+// for its run and credential alone.
+func (g *Grant) ClientCertificate() *tls.Certificate {
+	if g.slot.MTLS == nil || g.m == nil {
+		return nil
+	}
+	return g.m.cert
+}
+
+func (g *Grant) inject(req *http.Request) error {
+	switch in := g.slot; {
+	case in.MTLS != nil:
+		if g.ClientCertificate() == nil {
+			return errors.New("no client certificate")
+		}
+		return nil
+	case in.HMAC != nil:
+		return g.signHMAC(req)
+	case in.SigV4 != nil:
+		return g.signAWS(req)
+	}
 	v := g.value.Reveal()
 	if err := checkValue(v); err != nil {
-		return fmt.Errorf("broker: inject: %s: %w", g.Name, err)
+		return err
 	}
 	switch in := g.slot; {
 	case in.Header != "":
 		setHeader(req, in.Header, formatted(in.Format, v))
 	case in.Basic != nil:
-		setHeader(req, "Authorization", "Basic "+basicToken(in.Basic.Username, v))
+		setHeader(req, "Authorization", "Basic "+basicToken(g.username(), v))
 	case in.Query != "":
 		return g.setQuery(req.URL, in.Query, v)
+	case in.Form != "":
+		return setForm(req, in.Form, v)
 	default:
-		return fmt.Errorf("broker: inject: %s: no slot that can be injected", g.Name)
+		return errors.New("no slot that can be injected")
 	}
 	return nil
 }
 
-// Secrets returns what must be searched in the answer: the value, and with Basic
-// the encoded pair too.
-func (g *Grant) Secrets() []secret.String {
-	out := []secret.String{g.value}
-	if g.slot.Basic != nil && !g.value.IsZero() {
-		out = append(out, secret.New(basicToken(g.slot.Basic.Username, g.value.Reveal())))
+// username of Basic: as configured, or as the source gave it.
+func (g *Grant) username() string {
+	if g.slot.Basic.UsernameField != "" && g.m != nil {
+		return g.m.user.Reveal()
 	}
-	return out
+	return g.slot.Basic.Username
+}
+
+// Secrets returns what must be searched in the answer to a request after Inject:
+// the value; with Basic the encoded pair too, with a leased user its name, with
+// signatures the signature, the session token and the key.
+func (g *Grant) Secrets() []secret.String {
+	var out []secret.String
+	if !g.value.IsZero() {
+		out = append(out, g.value)
+	}
+	if g.slot.Basic != nil && !g.value.IsZero() {
+		out = append(out, secret.New(basicToken(g.username(), g.value.Reveal())))
+	}
+	if g.m != nil {
+		for _, s := range []secret.String{g.m.user, g.m.session} {
+			if !s.IsZero() {
+				out = append(out, s)
+			}
+		}
+	}
+	return append(out, g.sent...)
 }
 
 // checkValue refuses what could break a message open or stand for nothing. It
@@ -99,7 +173,12 @@ func setHeader(req *http.Request, name, v string) {
 	if req.Header == nil {
 		req.Header = http.Header{}
 	}
-	want := textproto.CanonicalMIMEHeaderKey(name)
+	removeHeader(req, name)
+	req.Header[textproto.CanonicalMIMEHeaderKey(name)] = []string{v}
+}
+
+// removeHeader drops every field of that name, in header and trailers.
+func removeHeader(req *http.Request, name string) {
 	for _, h := range []http.Header{req.Header, req.Trailer} {
 		for k := range h {
 			if strings.EqualFold(k, name) {
@@ -107,19 +186,18 @@ func setHeader(req *http.Request, name, v string) {
 			}
 		}
 	}
-	req.Header[want] = []string{v}
 }
 
 // setQuery keeps every other byte of the query as it was. The query may stand in
 // RawQuery, or behind a "?" of Opaque.
 func (g *Grant) setQuery(u *url.URL, name, v string) error {
 	if u == nil {
-		return fmt.Errorf("broker: inject: %s: the request has no URL", g.Name)
+		return errors.New("the request has no URL")
 	}
 	add := url.QueryEscape(name) + "=" + url.QueryEscape(v)
 	if path, query, found := strings.Cut(u.Opaque, "?"); found {
 		if u.RawQuery != "" {
-			return fmt.Errorf("broker: inject: %s: the URL has two queries", g.Name)
+			return errors.New("the URL has two queries")
 		}
 		u.Opaque = path + "?" + joinQuery(withoutParam(query, name), add)
 		return nil

@@ -39,6 +39,12 @@ func (b *Broker) setLocalSource(c *credential) error {
 			return fmt.Errorf("%s.jwt: there is no state folder for its key", key)
 		}
 		c.kind, c.source = KindJWT, newJWTSource(c.name, *local.JWT, b.opts)
+	case local.TOTP != nil:
+		c.kind, c.source = KindTOTP, totpSource{cfg: *local.TOTP, config: b.opts.ConfigFile, clock: b.opts.Clock}
+	case local.HMAC != nil:
+		c.kind, c.source = KindHMAC, hmacSource{cfg: *local.HMAC, config: b.opts.ConfigFile}
+	case local.PKI != nil:
+		c.kind, c.source = KindPKI, localPKI{cfg: *local.PKI, config: b.opts.ConfigFile, clock: b.opts.Clock}
 	default:
 		return notYet(key)
 	}

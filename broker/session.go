@@ -85,7 +85,8 @@ func (s *Session) Grant(ctx context.Context, name string, t Target) (*Grant, err
 	}
 	return &Grant{
 		Name: name, Kind: e.cred.kind, LeaseID: m.leaseID, Accessor: m.accessor, VaultRequestID: m.requestID,
-		Expires: m.expires, Ranges: e.cred.cfg.Ranges, slot: e.cred.cfg.Inject, value: m.value,
+		Expires: m.expires, Ranges: e.cred.cfg.Ranges, slot: e.cred.cfg.Inject, value: m.value, m: m,
+		clock: s.b.opts.Clock, requestID: t.RequestID,
 	}, nil
 }
 
@@ -131,7 +132,7 @@ func (s *Session) End(ctx context.Context) []Outcome {
 		e.mu.Lock()
 		e.retire()
 		for _, m := range e.old {
-			m.value.Wipe()
+			m.wipe()
 		}
 		e.old = nil
 		if o, ok := e.outcome(open); ok {
@@ -177,7 +178,12 @@ func (e *entry) outcome(open []*runToken) (Outcome, bool) {
 		return Outcome{}, false
 	}
 	o := *e.used
-	if o.Kind == KindKV {
+	switch {
+	case e.cred.fromVault() && o.Kind == KindHMAC:
+		o.Detail = "the run's token is revoked; the key never left Vault, and what was signed stays signed"
+	case o.Kind == KindHMAC:
+		o.Detail = "what was signed stays signed"
+	case o.Kind == KindKV, o.Kind == KindAWS && o.Status == StatusStatic:
 		o.Detail = "the run's token is revoked; the stored value itself lives on"
 	}
 	return o, true

@@ -36,7 +36,7 @@ func Validate(name string, c config.Credential) error {
 		return fmt.Errorf("credentials: %q: a name has 1 to 64 lower-case letters, digits, and dots, dashes or underscores between them", name)
 	}
 	for _, check := range []func(string, config.Credential) error{
-		validateSource, validateInject, validateHosts, validateMethods, validatePaths, validateStandIns,
+		validateSource, validateInject, validateMatch, validateHosts, validateMethods, validatePaths, validateStandIns,
 	} {
 		if err := check(key, c); err != nil {
 			return err
@@ -84,17 +84,11 @@ func validateVaultSource(key string, s config.VaultSource) error {
 	if err != nil {
 		return err
 	}
-	if kind != "kv" && kind != "read" {
-		return notYet(key + "." + kind)
+	if err := validateVaultKeys(key, kind, s); err != nil {
+		return err
 	}
-	if s.Version < 0 || s.Version > 2 || (kind != "kv" && s.Version != 0) {
-		return fmt.Errorf("%s.version: 1 or 2, and only with kv", key)
-	}
-	if _, err := vaultPath(s); err != nil {
+	if _, _, err := vaultPath(s); err != nil {
 		return fmt.Errorf("%s.%s: %w", key, kind, err)
-	}
-	if s.Field == "" {
-		return fmt.Errorf("%s.field: the name of the field that holds the value is needed", key)
 	}
 	if len(s.Policies) == 0 {
 		return fmt.Errorf("%s.policies: at least one is needed: the run's token gets these and no other", key)
@@ -103,6 +97,63 @@ func validateVaultSource(key string, s config.VaultSource) error {
 		if !policyName.MatchString(p) || p == "root" {
 			return fmt.Errorf("%s.policies: %q is not a policy that a run can have", key, p)
 		}
+	}
+	return nil
+}
+
+// vaultKeys are the keys of each kind besides its own and policies.
+var vaultKeys = map[string][]string{
+	"kv":   {"field", "mount", "version"},
+	"read": {"field"},
+	"oidc": {},
+	"jwt":  {"mount", "issuer", "audience", "subject", "algorithm", "ttl"},
+	"pki":  {"common_name", "ttl"},
+	"totp": {"mount"},
+	"hmac": {"mount", "algorithm"},
+	"aws":  {"mount", "version"},
+}
+
+func validateVaultKeys(key, kind string, s config.VaultSource) error {
+	set := map[string]bool{
+		"field": s.Field != "", "mount": s.Mount != "", "version": s.Version != 0, "issuer": s.Issuer != "", "audience": s.Audience != "",
+		"subject": s.Subject != "", "algorithm": s.Algorithm != "", "common_name": s.CommonName != "", "ttl": s.TTL != 0,
+	}
+	for _, k := range slices.Sorted(maps.Keys(set)) {
+		if set[k] && !slices.Contains(vaultKeys[kind], k) {
+			return fmt.Errorf("%s.%s: does not belong to %s", key, k, kind)
+		}
+	}
+	ttl := time.Duration(s.TTL)
+	switch {
+	case s.Version < 0 || s.Version > 2:
+		return fmt.Errorf("%s.version: 1 or 2", key)
+	case slices.Contains(vaultKeys[kind], "field") && s.Field == "":
+		return fmt.Errorf("%s.field: the name of the field that holds the value is needed", key)
+	case kind == "jwt" && s.Audience == "":
+		return fmt.Errorf("%s.audience: needed, or any service that trusts the key would accept the token", key)
+	case kind == "jwt" && jwtAlgorithms[jwtAlgorithm(s.Algorithm)].body == nil:
+		return fmt.Errorf("%s.algorithm: %q is none of ES256, RS256, EdDSA", key, s.Algorithm)
+	case kind == "jwt" && ttl != 0 && (ttl < minJWTTTL || ttl > maxJWTTTL):
+		return fmt.Errorf("%s.ttl: %s is not between %s and %s", key, ttl, minJWTTTL, maxJWTTTL)
+	case kind == "hmac" && hmacSize[hmacAlgorithm(s.Algorithm)] == 0:
+		return fmt.Errorf("%s.algorithm: %q is none of sha2-256, sha2-384, sha2-512", key, s.Algorithm)
+	case kind == "pki":
+		return validateCertificate(key, s.CommonName, ttl)
+	}
+	for k, name := range map[string]string{"oidc": s.OIDC, "jwt": s.JWT, "totp": s.TOTP, "hmac": s.HMAC} {
+		if kind == k && strings.Contains(name, "/") {
+			return fmt.Errorf("%s.%s: a name, not a path; hint: the engine's path goes into mount", key, k)
+		}
+	}
+	return nil
+}
+
+func validateCertificate(key, name string, ttl time.Duration) error {
+	if !validFieldText(name) || strings.ContainsAny(strings.ReplaceAll(name, runMark, ""), "{}") {
+		return fmt.Errorf("%s.common_name: only %s can stand in braces, and no control characters", key, runMark)
+	}
+	if ttl != 0 && (ttl < time.Minute || ttl > maxCertTTL) {
+		return fmt.Errorf("%s.ttl: %s is not between %s and %s", key, ttl, time.Minute, maxCertTTL)
 	}
 	return nil
 }
@@ -137,8 +188,68 @@ func validateLocalSource(key string, s config.LocalSource) error {
 		if ttl != 0 && (ttl < minJWTTTL || ttl > maxJWTTTL) {
 			return fmt.Errorf("%s.ttl: %s is not between %s and %s", key, ttl, minJWTTTL, maxJWTTTL)
 		}
-	default:
-		return notYet(key)
+	case "pki":
+		if s.PKI.CACertFile == "" || s.PKI.CAKeyFile == "" {
+			return fmt.Errorf("%s: ca_cert_file and ca_key_file are needed", key)
+		}
+		return validateCertificate(key, s.PKI.CommonName, time.Duration(s.PKI.TTL))
+	case "totp":
+		return validateTOTP(key, *s.TOTP)
+	case "hmac":
+		if s.HMAC.KeyFile == "" {
+			return fmt.Errorf("%s.key_file: needed", key)
+		}
+		if hmacHashes[hmacAlgorithm(s.HMAC.Algorithm)] == nil {
+			return fmt.Errorf("%s.algorithm: %q is none of sha2-256, sha2-384, sha2-512", key, s.HMAC.Algorithm)
+		}
+	}
+	return nil
+}
+
+func validateTOTP(key string, s config.LocalTOTP) error {
+	period := time.Duration(s.Period)
+	switch {
+	case s.KeyFile == "":
+		return fmt.Errorf("%s.key_file: needed", key)
+	case totpHashes[s.Algorithm] == nil:
+		return fmt.Errorf("%s.algorithm: %q is none of SHA1, SHA256, SHA512", key, s.Algorithm)
+	case s.Digits != 0 && (s.Digits < 6 || s.Digits > 8):
+		return fmt.Errorf("%s.digits: 6 to 8", key)
+	case period != 0 && (period < 5*time.Second || period > 10*time.Minute || period%time.Second != 0):
+		return fmt.Errorf("%s.period: whole seconds, from 5s to 10m", key)
+	}
+	return nil
+}
+
+// validateMatch: what signs or authenticates a connection goes into the slot that
+// is made for it, and nothing else does.
+func validateMatch(key string, c config.Credential) error {
+	kind := ""
+	if s := c.Source.Vault; s != nil {
+		kind, _, _ = vaultPath(*s)
+	}
+	if s := c.Source.Local; s != nil {
+		switch {
+		case s.PKI != nil:
+			kind = KindPKI
+		case s.HMAC != nil:
+			kind = KindHMAC
+		}
+	}
+	in := c.Inject
+	for _, pair := range []struct {
+		kind, slot string
+		set        bool
+	}{{KindPKI, "mtls", in.MTLS != nil}, {KindHMAC, "hmac", in.HMAC != nil}, {KindAWS, "sigv4", in.SigV4 != nil}} {
+		switch {
+		case pair.set && kind != pair.kind:
+			return fmt.Errorf("%s.inject.%s: needs a source of kind %s", key, pair.slot, pair.kind)
+		case !pair.set && kind == pair.kind:
+			return fmt.Errorf("%s.inject: a source of kind %s needs the slot %s", key, pair.kind, pair.slot)
+		}
+	}
+	if in.Basic != nil && in.Basic.UsernameField != "" && kind != KindRead {
+		return fmt.Errorf("%s.inject.basic.username_field: needs a source of kind read", key)
 	}
 	return nil
 }
@@ -177,12 +288,21 @@ func validateInject(key string, c config.Credential) error {
 		if strings.Contains(in.Basic.Username, ":") || !validFieldText(in.Basic.Username) {
 			return fmt.Errorf("%s.basic.username: no colon and no control characters (RFC 7617)", key)
 		}
+		if in.Basic.Username != "" && in.Basic.UsernameField != "" {
+			return fmt.Errorf("%s.basic: username or username_field, not both", key)
+		}
 	case "query":
 		if !validFieldText(in.Query) {
 			return fmt.Errorf("%s.query: no control characters", key)
 		}
-	default:
-		return notYet(key + "." + slot)
+	case "form":
+		if !validFieldText(in.Form) {
+			return fmt.Errorf("%s.form: no control characters", key)
+		}
+	case "sigv4":
+		return validateSigV4(key+".sigv4", in.SigV4.Region, in.SigV4.Service)
+	case "hmac":
+		return validateHMACSlot(key+".hmac", *in.HMAC)
 	}
 	return nil
 }

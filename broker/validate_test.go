@@ -69,6 +69,16 @@ func TestValidateNamesTheOffendingKey(t *testing.T) {
 	}
 	loc := func(l config.LocalSource) func(*config.Credential) { return src(config.Source{Local: &l}) }
 	inj := func(i config.Inject) func(*config.Credential) { return func(c *config.Credential) { c.Inject = i } }
+	only := func(s config.VaultSource) func(*config.Credential) {
+		s.Policies = []string{"run-base"}
+		return src(config.Source{Vault: &s})
+	}
+	sig := func(h config.HMAC) func(*config.Credential) {
+		return func(c *config.Credential) {
+			c.Source = config.Source{Local: &config.LocalSource{HMAC: &config.LocalHMAC{KeyFile: "/k"}}}
+			c.Inject = config.Inject{HMAC: &h}
+		}
+	}
 	hosts := func(h ...string) func(*config.Credential) { return func(c *config.Credential) { c.Hosts = h } }
 	methods := func(m ...string) func(*config.Credential) { return func(c *config.Credential) { c.Methods = &m } }
 	paths := func(p ...string) func(*config.Credential) { return func(c *config.Credential) { c.Paths = &p } }
@@ -88,17 +98,34 @@ func TestValidateNamesTheOffendingKey(t *testing.T) {
 		{loc(config.LocalSource{Env: "A", File: "/x"}), "credentials.x.source.local: only one of these can be set: env, file"},
 		{loc(config.LocalSource{Env: "A-B"}), "credentials.x.source.local.env"},
 		{loc(config.LocalSource{Command: []string{""}}), "credentials.x.source.local.command"},
-		{loc(config.LocalSource{PKI: map[string]any{}}), "credentials.x.source.local.pki: not supported yet"},
-		{loc(config.LocalSource{TOTP: map[string]any{}}), "credentials.x.source.local.totp: not supported yet"},
-		{loc(config.LocalSource{HMAC: map[string]any{}}), "credentials.x.source.local.hmac: not supported yet"},
 		{loc(config.LocalSource{JWT: &config.LocalJWT{}}), "credentials.x.source.local.jwt.audience"},
+		{loc(config.LocalSource{PKI: &config.LocalPKI{}}), "credentials.x.source.local.pki: ca_cert_file"},
+		{loc(config.LocalSource{PKI: &config.LocalPKI{CACertFile: "/a", CAKeyFile: "/b", CommonName: "{x}"}}), "credentials.x.source.local.pki.common_name"},
+		{loc(config.LocalSource{PKI: &config.LocalPKI{CACertFile: "/a", CAKeyFile: "/b", TTL: 1}}), "credentials.x.source.local.pki.ttl"},
+		{loc(config.LocalSource{PKI: &config.LocalPKI{CACertFile: "/a", CAKeyFile: "/b"}}), "credentials.x.inject: a source of kind pki needs the slot mtls"},
+		{loc(config.LocalSource{TOTP: &config.LocalTOTP{}}), "credentials.x.source.local.totp.key_file"},
+		{loc(config.LocalSource{TOTP: &config.LocalTOTP{KeyFile: "/k", Algorithm: "MD5"}}), "credentials.x.source.local.totp.algorithm"},
+		{loc(config.LocalSource{TOTP: &config.LocalTOTP{KeyFile: "/k", Digits: 5}}), "credentials.x.source.local.totp.digits"},
+		{loc(config.LocalSource{TOTP: &config.LocalTOTP{KeyFile: "/k", Period: 1500000000}}), "credentials.x.source.local.totp.period"},
+		{loc(config.LocalSource{HMAC: &config.LocalHMAC{}}), "credentials.x.source.local.hmac.key_file"},
+		{loc(config.LocalSource{HMAC: &config.LocalHMAC{KeyFile: "/k", Algorithm: "md5"}}), "credentials.x.source.local.hmac.algorithm"},
+		{loc(config.LocalSource{HMAC: &config.LocalHMAC{KeyFile: "/k"}}), "credentials.x.inject: a source of kind hmac needs the slot hmac"},
 		{ttl(time.Second), "credentials.x.source.local.jwt.ttl"},
 		{ttl(2 * time.Hour), "credentials.x.source.local.jwt.ttl"},
 		{ttl(-time.Minute), "credentials.x.source.local.jwt.ttl"},
 		{vlt(func(s *config.VaultSource) { s.KV = "" }), "credentials.x.source.vault: one of"},
 		{vlt(func(s *config.VaultSource) { s.Read = "a/b" }), "credentials.x.source.vault: only one"},
-		{vlt(func(s *config.VaultSource) { s.KV, s.OIDC = "", "r" }), "credentials.x.source.vault.oidc: not supported yet"},
-		{vlt(func(s *config.VaultSource) { s.KV, s.AWS = "", "r" }), "credentials.x.source.vault.aws: not supported yet"},
+		{vlt(func(s *config.VaultSource) { s.KV, s.OIDC = "", "r" }), "credentials.x.source.vault.field: does not belong to oidc"},
+		{only(config.VaultSource{OIDC: "a/b"}), "credentials.x.source.vault.oidc"},
+		{only(config.VaultSource{JWT: "k"}), "credentials.x.source.vault.audience"},
+		{only(config.VaultSource{JWT: "k", Audience: "a", Algorithm: "none"}), "credentials.x.source.vault.algorithm"},
+		{only(config.VaultSource{JWT: "k", Audience: "a", TTL: config.Duration(time.Second)}), "credentials.x.source.vault.ttl"},
+		{only(config.VaultSource{PKI: "pki/issue/web"}), "credentials.x.source.vault.pki: a path like pki/sign/ROLE"},
+		{only(config.VaultSource{PKI: "pki/sign/web", TTL: config.Duration(time.Second)}), "credentials.x.source.vault.ttl"},
+		{only(config.VaultSource{HMAC: "k", Algorithm: "md5"}), "credentials.x.source.vault.algorithm"},
+		{only(config.VaultSource{TOTP: "k", TTL: 1}), "credentials.x.source.vault.ttl: does not belong to totp"},
+		{only(config.VaultSource{AWS: "r"}), "credentials.x.source.vault.aws"},
+		{only(config.VaultSource{AWS: "secret/aws"}), "credentials.x.inject: a source of kind aws needs the slot sigv4"},
 		{vlt(func(s *config.VaultSource) { s.KV = "secret" }), "credentials.x.source.vault.kv"},
 		{vlt(func(s *config.VaultSource) { s.KV = "secret/../sys" }), "credentials.x.source.vault.kv"},
 		{vlt(func(s *config.VaultSource) { s.KV = "secret//a" }), "credentials.x.source.vault.kv"},
@@ -118,10 +145,25 @@ func TestValidateNamesTheOffendingKey(t *testing.T) {
 		{inj(config.Inject{Header: "A", Format: "{value} {value}"}), "credentials.x.inject.format"},
 		{inj(config.Inject{Header: "A", Format: "a\r\n{value}"}), "credentials.x.inject.format"},
 		{inj(config.Inject{Basic: &config.Basic{Username: "a:b"}}), "credentials.x.inject.basic.username"},
-		{inj(config.Inject{Form: "f"}), "credentials.x.inject.form: not supported yet"},
-		{inj(config.Inject{SigV4: map[string]any{}}), "credentials.x.inject.sigv4: not supported yet"},
-		{inj(config.Inject{MTLS: map[string]any{}}), "credentials.x.inject.mtls: not supported yet"},
-		{inj(config.Inject{HMAC: map[string]any{}}), "credentials.x.inject.hmac: not supported yet"},
+		{inj(config.Inject{Form: "a\nb"}), "credentials.x.inject.form"},
+		{inj(config.Inject{SigV4: &config.SigV4{}}), "credentials.x.inject.sigv4.region"},
+		{inj(config.Inject{SigV4: &config.SigV4{Region: "eu-central-1", Service: "S3/x"}}), "credentials.x.inject.sigv4.service"},
+		{inj(config.Inject{SigV4: &config.SigV4{Region: "eu-central-1", Service: "s3"}}), "credentials.x.inject.sigv4: needs a source of kind aws"},
+		{inj(config.Inject{MTLS: &config.MTLS{}}), "credentials.x.inject.mtls: needs a source of kind pki"},
+		{inj(config.Inject{HMAC: &config.HMAC{Header: "X-Sig", Parts: []string{"body"}}}), "credentials.x.inject.hmac: needs a source of kind hmac"},
+		{inj(config.Inject{Basic: &config.Basic{UsernameField: "u"}}), "credentials.x.inject.basic.username_field"},
+		{inj(config.Inject{Basic: &config.Basic{Username: "u", UsernameField: "u"}}), "credentials.x.inject.basic: username or"},
+		{sig(config.HMAC{Parts: []string{"body"}}), "credentials.x.inject.hmac.header"},
+		{sig(config.HMAC{Header: "Host", Parts: []string{"body"}}), "credentials.x.inject.hmac.header"},
+		{sig(config.HMAC{Header: "X-Sig"}), "credentials.x.inject.hmac.parts: at least one"},
+		{sig(config.HMAC{Header: "X-Sig", Parts: []string{"cookie"}}), "credentials.x.inject.hmac.parts"},
+		{sig(config.HMAC{Header: "X-Sig", Parts: []string{"header:x-sig"}}), "credentials.x.inject.hmac.parts"},
+		{sig(config.HMAC{Header: "X-Sig", Parts: []string{"body", "path"}}), "credentials.x.inject.hmac.parts: body is the last"},
+		{sig(config.HMAC{Header: "X-Sig", Parts: []string{"timestamp", "body"}}), "credentials.x.inject.hmac.timestamp_header"},
+		{sig(config.HMAC{Header: "X-Sig", Parts: []string{"body"}, TimestampHeader: "X-T"}), "credentials.x.inject.hmac.timestamp_header"},
+		{sig(config.HMAC{Header: "X-Sig", Parts: []string{"timestamp"}, TimestampHeader: "x-sig"}), "credentials.x.inject.hmac.timestamp_header"},
+		{sig(config.HMAC{Header: "X-Sig", Parts: []string{"body"}, Encoding: "rot13"}), "credentials.x.inject.hmac.encoding"},
+		{sig(config.HMAC{Header: "X-Sig", Parts: []string{"body"}, Format: "x"}), "credentials.x.inject.hmac.format"},
 		{hosts(), "credentials.x.hosts: at least one"},
 		{hosts("ok.test", ""), "credentials.x.hosts"},
 		{hosts("https://a.test"), "credentials.x.hosts"},

@@ -61,14 +61,17 @@ func (x *exchange) inject(r *http.Request) *refusal {
 	if !x.grant.Ranges {
 		removeRange(r.Header)
 	}
+	defer x.readDeadline()()
 	if err := x.grant.Inject(r); err != nil {
 		return x.grantRefusal(err)
 	}
+	x.present()
 	return nil
 }
 
 // acceptable checks the kind of the answer.
 func (x *exchange) acceptable(resp *http.Response) *refusal {
+	x.rejected(resp.StatusCode)
 	if resp.StatusCode != http.StatusSwitchingProtocols {
 		cleanResponse(resp.Header, false)
 		return nil

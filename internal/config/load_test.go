@@ -316,6 +316,6 @@ func TestAFileThatIsTooLargeIsRefused(t *testing.T) {
 }
 
 func TestDeepNestingIsRefused(t *testing.T) {
-	text := "version: 1\ncredentials: {a: {inject: {hmac: " + strings.Repeat("{a: ", 20) + "1" + strings.Repeat("}", 20) + "}}}\n"
-	wantFault(t, text, "2:82: nested more than 16 deep")
+	text := "version: 1\ncredentials: {a: {paths: " + strings.Repeat("[", 20) + "x" + strings.Repeat("]", 20) + "}}\n"
+	wantFault(t, text, "2:27: \"credentials.a.paths[0]\" must be text, not a list")
 }

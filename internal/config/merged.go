@@ -31,18 +31,10 @@ type Override struct {
 	Origin     string // OriginFlag or OriginEnv
 }
 
-// opaque names the keys whose content is free form, where someone may have
-// written a secret against all advice: only the names below them are shown.
+// opaque reports the one key where someone may have written a secret against all
+// advice: of a command only the program is shown.
 func opaque(key string) bool {
-	if !strings.HasPrefix(key, "credentials.") {
-		return false
-	}
-	for _, end := range []string{".local.pki", ".local.totp", ".local.hmac", ".inject.sigv4", ".inject.mtls", ".inject.hmac", ".local.command"} {
-		if strings.HasSuffix(key, end) {
-			return true
-		}
-	}
-	return false
+	return strings.HasPrefix(key, "credentials.") && strings.HasSuffix(key, ".local.command")
 }
 
 // Merged lists every key that has a value, sorted, with its origin: what a flag
@@ -108,16 +100,7 @@ func plain(v reflect.Value) any {
 	return v.Interface()
 }
 
-// masked shows the program of a command without its arguments, and the keys of
-// a free mapping without their values.
+// masked shows the program of a command without its arguments.
 func masked(v reflect.Value) any {
-	if v.Kind() == reflect.Slice {
-		return fmt.Sprintf("%v (%d arguments not shown)", v.Index(0), v.Len()-1)
-	}
-	keys := make([]string, 0, v.Len())
-	for _, k := range v.MapKeys() {
-		keys = append(keys, k.String())
-	}
-	slices.Sort(keys)
-	return fmt.Sprintf("keys %s (values not shown)", strings.Join(keys, ", "))
+	return fmt.Sprintf("%v (%d arguments not shown)", v.Index(0), v.Len()-1)
 }

@@ -26,6 +26,16 @@ func (c *Config) resolve(base, home string) {
 			if len(l.Command) > 0 && strings.Contains(l.Command[0], "/") {
 				abs(&l.Command[0])
 			}
+			if l.PKI != nil {
+				abs(&l.PKI.CACertFile)
+				abs(&l.PKI.CAKeyFile)
+			}
+			if l.TOTP != nil {
+				abs(&l.TOTP.KeyFile)
+			}
+			if l.HMAC != nil {
+				abs(&l.HMAC.KeyFile)
+			}
 		}
 	}
 	for i := range c.Proxy.Upstream.CAFiles {

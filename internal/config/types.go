@@ -42,6 +42,8 @@ type Policy struct {
 // Vault is the connection to HashiCorp Vault (or OpenBao).
 type Vault struct {
 	Address   string   `yaml:"address"`
+	Addresses []string `yaml:"addresses"` // further servers of the same cluster
+	Stale     Duration `yaml:"stale"`     // how long a value outlives its time while Vault is away; default 0
 	CAFile    string   `yaml:"ca_file"`
 	Namespace string   `yaml:"namespace"`
 	Timeout   Duration `yaml:"timeout"` // per call; default 5s
@@ -82,29 +84,57 @@ type Source struct {
 
 // VaultSource has exactly one of KV, Read, OIDC, JWT, PKI, HMAC, TOTP, AWS.
 type VaultSource struct {
-	KV       string   `yaml:"kv"`
-	Read     string   `yaml:"read"`
-	OIDC     string   `yaml:"oidc"`
-	JWT      string   `yaml:"jwt"`
-	PKI      string   `yaml:"pki"`
-	TOTP     string   `yaml:"totp"`
-	HMAC     string   `yaml:"hmac"`
-	AWS      string   `yaml:"aws"`
-	Field    string   `yaml:"field"`
-	Mount    string   `yaml:"mount"`
-	Version  int      `yaml:"version"` // KV version; 0 means 2
-	Policies []string `yaml:"policies"`
+	KV         string   `yaml:"kv"`          // PATH of a stored value
+	Read       string   `yaml:"read"`        // PATH of an engine that answers a read
+	OIDC       string   `yaml:"oidc"`        // ROLE of identity tokens
+	JWT        string   `yaml:"jwt"`         // KEY of the transit engine that signs
+	PKI        string   `yaml:"pki"`         // PATH that signs, such as pki/sign/ROLE
+	TOTP       string   `yaml:"totp"`        // KEY of the totp engine
+	HMAC       string   `yaml:"hmac"`        // KEY of the transit engine
+	AWS        string   `yaml:"aws"`         // PATH of access keys
+	Field      string   `yaml:"field"`       // with kv and read
+	Mount      string   `yaml:"mount"`       // default: that of the engine
+	Version    int      `yaml:"version"`     // KV version; 0 means 2
+	Issuer     string   `yaml:"issuer"`      // with jwt; default "warder"
+	Audience   string   `yaml:"audience"`    // with jwt
+	Subject    string   `yaml:"subject"`     // with jwt; default: the run's id
+	Algorithm  string   `yaml:"algorithm"`   // with jwt (ES256, RS256, EdDSA) and hmac (sha2-256, sha2-512, …)
+	CommonName string   `yaml:"common_name"` // with pki; "{run}" is the run's id
+	TTL        Duration `yaml:"ttl"`         // with jwt and pki
+	Policies   []string `yaml:"policies"`
 }
 
 // LocalSource has exactly one member set.
 type LocalSource struct {
-	Env     string         `yaml:"env"`
-	File    string         `yaml:"file"`
-	Command []string       `yaml:"command"`
-	JWT     *LocalJWT      `yaml:"jwt"`
-	PKI     map[string]any `yaml:"pki"`
-	TOTP    map[string]any `yaml:"totp"`
-	HMAC    map[string]any `yaml:"hmac"`
+	Env     string     `yaml:"env"`
+	File    string     `yaml:"file"`
+	Command []string   `yaml:"command"`
+	JWT     *LocalJWT  `yaml:"jwt"`
+	PKI     *LocalPKI  `yaml:"pki"`
+	TOTP    *LocalTOTP `yaml:"totp"`
+	HMAC    *LocalHMAC `yaml:"hmac"`
+}
+
+// LocalPKI is a client certificate signed by an authority of the caller's.
+type LocalPKI struct {
+	CACertFile string   `yaml:"ca_cert_file"`
+	CAKeyFile  string   `yaml:"ca_key_file"`
+	CommonName string   `yaml:"common_name"` // "{run}" is the run's id
+	TTL        Duration `yaml:"ttl"`         // default 10m, at most 24h
+}
+
+// LocalTOTP is a time-based one-time password (RFC 6238).
+type LocalTOTP struct {
+	KeyFile   string   `yaml:"key_file"`  // holds the key in Base32, as apps show it
+	Algorithm string   `yaml:"algorithm"` // SHA1 (default) | SHA256 | SHA512
+	Digits    int      `yaml:"digits"`    // 6 (default) to 8
+	Period    Duration `yaml:"period"`    // default 30s
+}
+
+// LocalHMAC is a key that signs requests (RFC 2104).
+type LocalHMAC struct {
+	KeyFile   string `yaml:"key_file"`  // its bytes, less one line break, are the key
+	Algorithm string `yaml:"algorithm"` // sha2-256 (default) | sha2-384 | sha2-512
 }
 
 // LocalJWT is an ES256 JWT (RFC 7519) signed by a key in the state folder.
@@ -116,19 +146,40 @@ type LocalJWT struct {
 
 // Inject says where the value goes. Exactly one of the slots is set.
 type Inject struct {
-	Header string         `yaml:"header"`
-	Format string         `yaml:"format"` // with header; "{value}" is replaced; default "{value}"
-	Basic  *Basic         `yaml:"basic"`
-	Query  string         `yaml:"query"`
-	Form   string         `yaml:"form"`
-	SigV4  map[string]any `yaml:"sigv4"`
-	MTLS   map[string]any `yaml:"mtls"`
-	HMAC   map[string]any `yaml:"hmac"`
+	Header string `yaml:"header"`
+	Format string `yaml:"format"` // with header; "{value}" is replaced; default "{value}"
+	Basic  *Basic `yaml:"basic"`
+	Query  string `yaml:"query"`
+	Form   string `yaml:"form"`
+	SigV4  *SigV4 `yaml:"sigv4"`
+	MTLS   *MTLS  `yaml:"mtls"`
+	HMAC   *HMAC  `yaml:"hmac"`
 }
 
 // Basic is HTTP Basic (RFC 7617); the value is the password.
 type Basic struct {
-	Username string `yaml:"username"`
+	Username      string `yaml:"username"`
+	UsernameField string `yaml:"username_field"` // with read: the field of the answer that holds the name
+}
+
+// SigV4 is a signature of AWS (Signature Version 4), made for one region and service.
+type SigV4 struct {
+	Region  string `yaml:"region"`
+	Service string `yaml:"service"`
+}
+
+// MTLS is a client certificate of the connection; it has no settings.
+type MTLS struct{}
+
+// HMAC is a signature over named parts of the request; docs/vault.md has the
+// canonical text.
+type HMAC struct {
+	Header          string   `yaml:"header"`
+	Format          string   `yaml:"format"`           // "{value}" is replaced; default "{value}"
+	Encoding        string   `yaml:"encoding"`         // hex (default) | base64
+	Parts           []string `yaml:"parts"`            // what is signed, in this order
+	Separator       *string  `yaml:"separator"`        // between parts; default a line feed
+	TimestampHeader string   `yaml:"timestamp_header"` // is set to the Unix time that is signed
 }
 
 // Sandbox holds the limits. Zero values mean "the default".

@@ -7,6 +7,7 @@ import (
 	"net/url"
 	"slices"
 	"strings"
+	"time"
 )
 
 // checker validates the meaning of values and reports faults at their keys.
@@ -129,6 +130,15 @@ func (v *checker) vault(c *Vault) {
 	if msg, hint := badVaultAddress(c.Address); msg != "" {
 		v.fault("vault.address", hint, "vault.address: %s", msg)
 	}
+	for i, a := range c.Addresses {
+		key := fmt.Sprintf("vault.addresses[%d]", i)
+		if msg, hint := badVaultAddress(a); msg != "" {
+			v.fault(key, hint, "%s: %s", key, msg)
+		}
+	}
+	if c.Stale < 0 || c.Stale > Duration(maxStale) {
+		v.fault("vault.stale", "", "vault.stale must be between 0 and %s", maxStale)
+	}
 	v.required("vault.token_role", c.TokenRole)
 	required, optional, ok := authFields(c.Auth.Method)
 	if !ok {
@@ -155,6 +165,10 @@ func (v *checker) vault(c *Vault) {
 		}
 	}
 }
+
+// maxStale bounds the grace while Vault is away: a value that was withdrawn
+// meanwhile goes on being used for that long.
+const maxStale = time.Hour
 
 // badVaultAddress explains why an address is refused. A token must not cross a
 // network in clear text, so http:// is for loopback addresses only.
