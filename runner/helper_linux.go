@@ -237,6 +237,9 @@ func buildRoot(root string, p rootPlan) error {
 		}
 	}
 	for _, l := range p.Links {
+		if err := os.MkdirAll(filepath.Dir(filepath.Join(root, l.Path)), 0o755); err != nil {
+			return err
+		}
 		if err := os.Symlink(l.Target, filepath.Join(root, l.Path)); err != nil {
 			return err
 		}

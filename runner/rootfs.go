@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 )
 
 // rootPlan says what the curated root file system holds. It is plain data: the
@@ -127,6 +128,9 @@ func (p *rootPlan) addGenerated(caPEM []byte) {
 	text("/etc/hostname", hostnameFile)
 	text("/etc/resolv.conf", resolvFile)
 	p.Files = append(p.Files, planFile{caBundlePath, caPEM}, planFile{caOnlyPath, caPEM})
+	if jks, err := javaTrustStore(caPEM, time.Now()); err == nil { // no certificate: nothing to trust
+		p.Files = append(p.Files, planFile{caJavaPath, jks})
+	}
 	for path, target := range caBundleLinks {
 		p.Links = append(p.Links, planLink{path, target})
 	}

@@ -7,13 +7,15 @@ import "sort"
 const (
 	caBundlePath = "/etc/ssl/certs/ca-certificates.crt"
 	caOnlyPath   = "/etc/ssl/warder/ca.pem"
+	caJavaPath   = "/etc/ssl/certs/java/cacerts" // Debian; others by a link
 )
 
 var caBundleLinks = map[string]string{
 	"/etc/ssl/cert.pem":                "certs/ca-certificates.crt",              // Alpine, LibreSSL
 	"/etc/pki/tls/certs/ca-bundle.crt": "../../../ssl/certs/ca-certificates.crt", // RHEL family
 	"/etc/pki/tls/cert.pem":            "../../ssl/certs/ca-certificates.crt",
-	"/etc/ssl/ca-bundle.pem":           "certs/ca-certificates.crt", // SUSE
+	"/etc/ssl/ca-bundle.pem":           "certs/ca-certificates.crt",    // SUSE
+	"/etc/pki/java/cacerts":            "../../ssl/certs/java/cacerts", // RHEL family
 	"/etc/ssl/certs/ca-bundle.crt":     "ca-certificates.crt",
 }
 
