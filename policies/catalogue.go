@@ -31,6 +31,7 @@ type entryRule struct {
 	title    string
 	owner    string
 	loc      *ast.Location
+	written  *ast.Rule
 	compiled *ast.Rule
 }
 
@@ -50,7 +51,7 @@ func entryRules(f *folder, compiler *ast.Compiler) []entryRule {
 			if kind == "" || problem != nil {
 				continue
 			}
-			r := entryRule{kind: kind, loc: rule.Location, strings: map[string]string{}}
+			r := entryRule{kind: kind, loc: rule.Location, written: rule, strings: map[string]string{}}
 			if i < len(compiled.Rules) {
 				r.compiled = compiled.Rules[i]
 			}
@@ -99,11 +100,15 @@ func (r *entryRule) readNotes(rule *ast.Rule) {
 func (e *Engine) Catalogue() []RuleDoc {
 	docs := make([]RuleDoc, 0, len(e.rules))
 	for _, r := range e.rules {
-		docs = append(docs, RuleDoc{
-			Kind: r.kind, Rule: r.name, Title: r.title, Owner: r.owner,
-			Hint: r.strings["hint"], Message: r.strings["message"], Credential: r.strings["credential"],
-			File: r.loc.File, Line: r.loc.Row,
-		})
+		docs = append(docs, r.doc())
 	}
 	return docs
+}
+
+func (r entryRule) doc() RuleDoc {
+	return RuleDoc{
+		Kind: r.kind, Rule: r.name, Title: r.title, Owner: r.owner,
+		Hint: r.strings["hint"], Message: r.strings["message"], Credential: r.strings["credential"],
+		File: r.loc.File, Line: r.loc.Row,
+	}
 }

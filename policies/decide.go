@@ -9,6 +9,7 @@ import (
 	"unicode"
 	"unicode/utf8"
 
+	"github.com/open-policy-agent/opa/v1/ast"
 	"github.com/open-policy-agent/opa/v1/topdown"
 
 	"warder/internal/identity"
@@ -82,7 +83,12 @@ func (e *Engine) evaluate(ctx context.Context, in *Input, body *parsedBody) Deci
 	watch := startWatchdog(budget)
 	defer watch.stop()
 
-	d, err := e.judge(ctx, in, body, watch.cancel)
+	d, err := e.judge(ctx, in, nil, body, watch.cancel)
+	return e.outcome(d, err, watch, budget)
+}
+
+// outcome turns a fault of an evaluation into a denial.
+func (e *Engine) outcome(d Decision, err error, watch *watchdog, budget time.Duration) Decision {
 	switch {
 	case watch.cancel.Cancelled() || topdown.IsCancel(err):
 		return refusal(ReasonPolicyTimeout, messageTimeout, fmt.Sprintf("stopped after %v", budget))
@@ -92,8 +98,8 @@ func (e *Engine) evaluate(ctx context.Context, in *Input, body *parsedBody) Deci
 	return e.locate(d)
 }
 
-// judge evaluates the entries and composes them.
-func (e *Engine) judge(ctx context.Context, in *Input, body *parsedBody, cancel topdown.Cancel) (Decision, error) {
+// judge evaluates the entries and composes them. A nil input is made of in and body.
+func (e *Engine) judge(ctx context.Context, in *Input, input ast.Value, body *parsedBody, cancel topdown.Cancel) (Decision, error) {
 	q := &e.request
 	switch in.Stage {
 	case StageRequest:
@@ -102,7 +108,9 @@ func (e *Engine) judge(ctx context.Context, in *Input, body *parsedBody, cancel 
 	default:
 		return Decision{}, fmt.Errorf("input.stage %q is neither %s nor %s", in.Stage, StageRequest, StageConnection)
 	}
-	input := e.plan.build(in, body)
+	if input == nil {
+		input = e.plan.build(in, body)
+	}
 	sets, err := q.sets(ctx, input, cancel, in.TimeNS)
 	if err != nil {
 		return Decision{}, err

@@ -103,6 +103,18 @@ type folder struct {
 // a mounted Kubernetes ConfigMap; links to files are followed, links to folders
 // are an error, because leaving one out silently could lose a deny.
 func readFolder(dir string) (*folder, error) {
+	f, err := openFolder(dir)
+	if err != nil {
+		return nil, err
+	}
+	paths, err := f.list()
+	if err != nil {
+		return nil, err
+	}
+	return f, f.parse(paths)
+}
+
+func openFolder(dir string) (*folder, error) {
 	if dir == "" {
 		return nil, loadFailure(dir, "", "no policy folder is given\nhint: set policy.path in the configuration, or give --policy DIR")
 	}
@@ -113,12 +125,7 @@ func readFolder(dir string) (*folder, error) {
 	if !info.IsDir() {
 		return nil, loadFailure(dir, dir, "is not a folder\nhint: policy.path must name a folder with *.rego files")
 	}
-	f := &folder{dir: dir, modules: map[string]*ast.Module{}, tests: map[string]*ast.Module{}, data: map[string]any{}}
-	paths, err := f.list()
-	if err != nil {
-		return nil, err
-	}
-	return f, f.parse(paths)
+	return &folder{dir: dir, modules: map[string]*ast.Module{}, tests: map[string]*ast.Module{}, data: map[string]any{}}, nil
 }
 
 func (e *LoadError) withCause(err error) *LoadError {

@@ -23,12 +23,15 @@ const (
 func newPolicyCmd(policyPathOf func(flagConfig string) (string, error)) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "policy",
-		Short: "Check and test policies",
+		Short: "Check, test, explain and document policies",
 		Long: `The policy verbs judge a folder of Rego with the engine that judges requests,
 so no other program is needed. They work without a configuration.`,
 		Args: cobra.NoArgs,
 	}
-	cmd.AddCommand(newPolicyCheckCmd(policyPathOf), newPolicyTestCmd(policyPathOf))
+	cmd.AddCommand(
+		newPolicyCheckCmd(policyPathOf), newPolicyTestCmd(policyPathOf), newPolicyFmtCmd(policyPathOf),
+		newPolicyEvalCmd(policyPathOf), newPolicyExplainCmd(policyPathOf), newPolicyDocsCmd(policyPathOf),
+	)
 	return cmd
 }
 
