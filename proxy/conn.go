@@ -64,10 +64,12 @@ type clientConn struct {
 	run   *Run
 	arr   arrival
 	fr    framer
+	h2    bool   // HTTP/2; fr is not used
 	ended func() // once, when nobody uses the connection any more
 
 	busy      atomic.Bool  // a handler runs, or its answer is being finished
 	exchanges atomic.Int64 // records that this connection has led to
+	streams   streams      // of HTTP/2
 	answered  bool         // a refusal of ours was written below net/http
 }
 
@@ -154,6 +156,11 @@ func (p *Proxy) serve(run *Run, raw net.Conn, arr arrival, ended func()) {
 		ended()
 		return
 	}
+	if c.h2 {
+		p.serveH2(c)
+		ended()
+		return
+	}
 	c.fr.src, c.fr.maxHead, c.fr.maxHeaders = c.Conn, p.limits.MaxHeaderBytes, p.limits.MaxHeaders
 	if err := p.feed.give(c); err != nil {
 		c.recordClosed(refuse(reasonInternalError, "the proxy is closing"))
@@ -226,7 +233,8 @@ func (c *clientConn) openTLS(pre *prefixConn) *refusal {
 		}
 		return f
 	}
-	c.arr.sni = tc.ConnectionState().ServerName
+	st := tc.ConnectionState()
+	c.arr.sni, c.h2 = st.ServerName, st.NegotiatedProtocol == "h2"
 	c.Conn = tc
 	return nil
 }

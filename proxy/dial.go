@@ -38,6 +38,7 @@ type upstreamConn struct {
 	addr       netip.AddrPort // zero behind upstream.via
 	tlsVersion string
 	certSHA256 string
+	streams    bool        // HTTP/2: the peer may speak at any time
 	wrote      atomic.Bool // something of a request may have left
 	buffers    *sync.Pool
 
@@ -52,7 +53,7 @@ var errUnasked = errors.New("proxy: the upstream spoke without being asked")
 // standard logger, and they may hold what was injected before.
 func (c *upstreamConn) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
-	if n > 0 && c.use.Load() == c.idle.Load() {
+	if n > 0 && !c.streams && c.use.Load() == c.idle.Load() {
 		return 0, errUnasked
 	}
 	return n, err
@@ -125,7 +126,7 @@ func (d *dialer) dial(ctx context.Context, _, hostport string) (c net.Conn, err 
 }
 
 // dialTLS connects to host:port and verifies the certificate for host.
-func (d *dialer) dialTLS(sessions tls.ClientSessionCache) func(context.Context, string, string) (net.Conn, error) {
+func (d *dialer) dialTLS(sessions tls.ClientSessionCache, protocol string) func(context.Context, string, string) (net.Conn, error) {
 	return func(ctx context.Context, _, hostport string) (c net.Conn, err error) {
 		defer recoverTo(&err)
 		ctx, cancel := context.WithTimeout(ctx, d.timeout)
@@ -137,13 +138,18 @@ func (d *dialer) dialTLS(sessions tls.ClientSessionCache) func(context.Context, 
 		host, _, _ := net.SplitHostPort(hostport)
 		tc := tls.Client(raw.Conn, &tls.Config{
 			ServerName: host, RootCAs: d.up.roots(), MinVersion: tls.VersionTLS12,
-			NextProtos: []string{"http/1.1"}, ClientSessionCache: sessions,
+			NextProtos: []string{protocol}, ClientSessionCache: sessions,
 		})
 		if err := tc.HandshakeContext(ctx); err != nil {
 			_ = raw.Close()
 			return nil, tlsFailure(ctx, err)
 		}
 		st := tc.ConnectionState()
+		raw.streams = protocol == "h2"
+		if raw.streams && st.NegotiatedProtocol != protocol {
+			_ = tc.Close()
+			return nil, refuse(reasonUpstreamProtocol, "the upstream does not speak HTTP/2, which gRPC needs")
+		}
 		sum := sha256.Sum256(st.PeerCertificates[0].Raw)
 		raw.Conn, raw.tlsVersion, raw.certSHA256 = tc, strings.TrimPrefix(tls.VersionName(st.Version), "TLS "), hex.EncodeToString(sum[:])
 		return raw, nil

@@ -173,6 +173,7 @@ func byHost(in *policies.Input) policies.Decision {
 // upstream is a recording server for every test name, with TLS and without.
 type upstream struct {
 	pool    *x509.CertPool
+	cert    tls.Certificate
 	caFile  string
 	tls     string // address
 	plain   string
@@ -237,6 +238,7 @@ func newUpstream(t testing.TB, h http.HandlerFunc) *upstream {
 	t.Helper()
 	u := &upstream{pool: x509.NewCertPool(), handler: h}
 	cert, caPEM := serverCert(t, time.Now().Add(time.Hour), testNames[:4]...)
+	u.cert = cert
 	u.pool.AppendCertsFromPEM(caPEM)
 	u.caFile = filepath.Join(t.TempDir(), "ca.pem")
 	if err := os.WriteFile(u.caFile, caPEM, 0o600); err != nil {

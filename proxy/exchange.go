@@ -32,6 +32,7 @@ type exchange struct {
 	auth                  authority
 	tgt                   target
 	upgrade               bool
+	grpc                  bool                // over HTTP/2
 	header                map[string][]string // as judged, lower-case names
 	names                 []string            // of header
 	queryKeys             []string
@@ -62,10 +63,15 @@ type exchange struct {
 
 func (p *Proxy) newExchange(c *clientConn, h head, r *http.Request) *exchange {
 	c.exchanges.Add(1)
-	return &exchange{
+	x := &exchange{
 		p: p, run: c.run, conn: c, id: identity.NewID(), start: time.Now(), head: h,
 		method: r.Method, proto: strings.ToLower(r.Proto), scheme: c.arr.scheme(), auth: c.arr.want,
 	}
+	if c.h2 {
+		x.proto = "h2"
+		x.grpc = isGRPC(r.Header)
+	}
+	return x
 }
 
 // refuse notes why the request goes no further; the first reason stands.
@@ -74,6 +80,9 @@ func (x *exchange) refuse(f *refusal) {
 		x.refusal = f
 		if !f.gone {
 			x.status = f.httpStatus()
+			if x.grpc {
+				x.status = http.StatusOK // the denial is in grpc-status
+			}
 		}
 	}
 }

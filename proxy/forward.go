@@ -5,11 +5,14 @@ import (
 	"crypto/tls"
 	"errors"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptrace"
 	"net/textproto"
 	"sync/atomic"
 	"time"
+
+	"golang.org/x/net/http2"
 
 	"warder/audit"
 )
@@ -26,7 +29,7 @@ func newTransport(d *dialer, l Limits) *http.Transport {
 	return &http.Transport{
 		Proxy:                  nil,
 		DialContext:            d.dial,
-		DialTLSContext:         d.dialTLS(tls.NewLRUClientSessionCache(256)),
+		DialTLSContext:         d.dialTLS(tls.NewLRUClientSessionCache(256), "http/1.1"),
 		Protocols:              protocols,
 		ForceAttemptHTTP2:      false,
 		TLSNextProto:           map[string]func(string, *tls.Conn) http.RoundTripper{},
@@ -42,6 +45,29 @@ func newTransport(d *dialer, l Limits) *http.Transport {
 		WriteBufferSize:        4 << 10,
 		ReadBufferSize:         4 << 10,
 	}
+}
+
+// newGRPCTransport is one pool of HTTP/2 connections, for gRPC alone: it needs
+// streams that go both ways and trailers.
+func newGRPCTransport(d *dialer) *http2.Transport {
+	dial := d.dialTLS(tls.NewLRUClientSessionCache(256), "h2")
+	return &http2.Transport{
+		DialTLSContext: func(ctx context.Context, network, addr string, _ *tls.Config) (net.Conn, error) {
+			return dial(ctx, network, addr)
+		},
+		DisableCompression: true,
+		MaxHeaderListSize:  256 << 10,
+		IdleConnTimeout:    90 * time.Second,
+		ReadIdleTimeout:    30 * time.Second,
+		PingTimeout:        15 * time.Second,
+	}
+}
+
+func (x *exchange) transport() http.RoundTripper {
+	if x.grpc {
+		return x.run.grpcTransport(x.credential())
+	}
+	return x.run.transport(x.credential())
 }
 
 // forward sends the request once. It is sent again only while nothing of it has
@@ -82,16 +108,17 @@ func (x *exchange) forward(r *http.Request) (*http.Response, error) {
 	keepAsIs(out.Header)
 	for {
 		conn, reused = nil, false
-		resp, err := x.run.transport(x.credential()).RoundTrip(out)
+		resp, err := x.transport().RoundTrip(out)
 		x.mu.Lock()
 		x.headSent = err == nil
 		x.mu.Unlock()
 		if err == nil {
 			up, _ := resp.Body.(io.Writer) // of an upgraded connection
+			x.w.whole = x.grpc && resp.ContentLength == 0 && resp.Body == http.NoBody
 			resp.Body = &answerBody{x: x, in: resp.Body, up: up}
 			return resp, nil
 		}
-		if x.attempts >= maxAttempts || !reused || conn == nil || conn.wrote.Load() || body.read.Load() || r.Context().Err() != nil {
+		if x.attempts >= maxAttempts || x.grpc || !reused || conn == nil || conn.wrote.Load() || body.read.Load() || r.Context().Err() != nil {
 			if x.attempts == 0 {
 				x.attempts = 1
 			}
@@ -164,6 +191,10 @@ func (x *exchange) sending(r *http.Request) *sendBody {
 	r.GetBody = nil
 	if r.Body == nil || r.Body == http.NoBody {
 		b.in = nil
+		if x.grpc {
+			r.Body, r.ContentLength = b, -1
+			return b
+		}
 		switch r.Method {
 		case http.MethodGet, http.MethodHead, http.MethodOptions:
 			// These would be replayed with a nil body. With a body of unknown

@@ -405,7 +405,7 @@ func TestTLSSessionsResume(t *testing.T) {
 	e := newEnv(t, nil)
 	cfg := e.clientTLS("plain.allowed.test")
 	cfg.ClientSessionCache = tls.NewLRUClientSessionCache(4)
-	cfg.NextProtos = []string{"h2", "http/1.1"}
+	cfg.NextProtos = []string{"http/1.1"}
 	for i := range 2 {
 		c, s := pair(t)
 		e.run.ServeConn(s, dest("plain.allowed.test", 443))
@@ -413,7 +413,7 @@ func TestTLSSessionsResume(t *testing.T) {
 		if r := ask(t, tc, get("/", "plain.allowed.test")); r.StatusCode != 200 {
 			t.Fatal(r.Status)
 		}
-		if st := tc.ConnectionState(); st.NegotiatedProtocol != "http/1.1" || st.DidResume != (i == 1) { // F050: no h2 yet
+		if st := tc.ConnectionState(); st.NegotiatedProtocol != "http/1.1" || st.DidResume != (i == 1) {
 			t.Errorf("connection %d: %q, resumed %v", i, st.NegotiatedProtocol, st.DidResume)
 		}
 		tc.Close()

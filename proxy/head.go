@@ -11,6 +11,7 @@ type head struct {
 	method, target string // only in framer.bad
 	host           string // the Host field as received
 	hosts          int
+	also           []string // further ones, of HTTP/2
 	upgrade        bool
 	chunked        bool
 	length         int64 // -1: no Content-Length

@@ -58,6 +58,7 @@ func (x *exchange) inject(r *http.Request) *refusal {
 	}
 	limitAcceptEncoding(r.Header)
 	removeExtensions(r.Header)
+	limitMessageEncoding(r.Header)
 	if !x.grant.Ranges {
 		removeRange(r.Header)
 	}
@@ -96,6 +97,9 @@ func acceptKey(key string) string {
 func (x *exchange) scrub(resp *http.Response) *refusal {
 	if x.grant == nil {
 		return nil
+	}
+	if x.grpc && !readableMessages(resp.Header) {
+		return refuse(reasonUpstreamProtocol, "the answer's messages are compressed and cannot be searched")
 	}
 	s := scrub.New(x.grant.Secrets())
 	x.maskedHd += s.Header(resp.Header)

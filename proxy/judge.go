@@ -102,6 +102,13 @@ func (x *exchange) namedAuthorities() ([]authority, *refusal) {
 		}
 		named = append(named, a)
 	}
+	for _, host := range x.head.also {
+		a, err := parseAuthority(host, defaultPort(x.scheme))
+		if err != nil {
+			return nil, badRequest("Host field: %v", err)
+		}
+		named = append(named, a)
+	}
 	return named, nil
 }
 

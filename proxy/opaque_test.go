@@ -93,7 +93,7 @@ func TestPassthroughNeedsTheNameInTheSNI_I5(t *testing.T) {
 			e := newEnv(t, nil, byConnection(policies.Passthrough))
 			client, s := pair(t)
 			e.run.ServeConn(s, dest("plain.allowed.test", 443))
-			cfg := &tls.Config{InsecureSkipVerify: true, ServerName: c.sni} //nolint:gosec // what the client trusts is not the point here
+			cfg := &tls.Config{InsecureSkipVerify: true, ServerName: c.sni}
 			if c.ech {
 				cfg.MinVersion = tls.VersionTLS13
 				cfg.EncryptedClientHelloConfigList = echConfig(t, c.sni)

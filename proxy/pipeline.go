@@ -19,8 +19,19 @@ import (
 // serveHTTP is the handler of every request, however it arrived.
 func (p *Proxy) serveHTTP(rw http.ResponseWriter, r *http.Request) {
 	c := r.Context().Value(connKey{}).(*clientConn)
-	c.busy.Store(true)
-	x := p.newExchange(c, c.fr.takeHead(), r)
+	var h head
+	var f *refusal
+	if c.h2 {
+		if !c.streams.begin() {
+			panic(http.ErrAbortHandler)
+		}
+		defer c.streams.running.Done()
+		h, f = p.h2Head(r)
+	} else {
+		c.busy.Store(true)
+		h = c.fr.takeHead()
+	}
+	x := p.newExchange(c, h, r)
 	// A copy: the server goes on to look at its own.
 	r = r.WithContext(context.WithValue(r.Context(), exchangeKey{}, x))
 	x.watchBody(r)
@@ -28,7 +39,9 @@ func (p *Proxy) serveHTTP(rw http.ResponseWriter, r *http.Request) {
 	x.w = w
 	defer x.end()
 
-	f := x.identify(r)
+	if f == nil {
+		f = x.identify(r)
+	}
 	if f == nil && c.arr.proxying && r.Method == http.MethodConnect {
 		f = x.connect(r)
 		if f == nil {

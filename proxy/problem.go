@@ -63,6 +63,13 @@ func (f *refusal) header(length int) http.Header {
 // denial is the answer to a refused request. r may be nil.
 func (x *exchange) denial(r *http.Request) *http.Response {
 	f := x.refusal
+	if x.grpc {
+		x.w.whole = true
+		return &http.Response{
+			StatusCode: http.StatusOK, ProtoMajor: 2, Request: r, Body: http.NoBody,
+			Header: f.grpcHeader(x.decision.ID, x.run.identity()),
+		}
+	}
 	body := f.document(x.decision.ID, x.run.identity())
 	resp := &http.Response{
 		StatusCode: f.httpStatus(), ProtoMajor: 1, ProtoMinor: 1, Request: r,

@@ -34,6 +34,7 @@ type Proxy struct {
 
 	forward *goproxy.ProxyHttpServer
 	server  *http.Server
+	h2base  *http.Server // settings of HTTP/2 connections
 	feed    *feed
 	served  chan struct{} // closed when the server's accept loop has ended
 	panics  atomic.Int64
@@ -71,6 +72,7 @@ func New(o Options) (*Proxy, error) {
 	p.dialer = newDialer(up, p.limits.DialTimeout, p.buffers)
 	p.forward = p.newForwarder()
 	p.server = p.newServer()
+	p.h2base = p.newH2Base()
 	go func() {
 		defer close(p.served)
 		if err := p.server.Serve(p.feed); !errors.Is(err, http.ErrServerClosed) && !errors.Is(err, net.ErrClosed) {
@@ -108,7 +110,7 @@ func (l Limits) withDefaults() Limits {
 	return l
 }
 
-// newServer is the one server that speaks HTTP/1 to clients. It has no read or
+// newServer is the one server that speaks HTTP/1 to clients (h2.go: HTTP/2). It has no read or
 // write timeout: a healthy stream may last as long as it likes.
 func (p *Proxy) newServer() *http.Server {
 	protocols := new(http.Protocols)

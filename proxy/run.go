@@ -11,6 +11,8 @@ import (
 	"slices"
 	"sync"
 
+	"golang.org/x/net/http2"
+
 	"warder/audit"
 	"warder/broker"
 	"warder/internal/identity"
@@ -41,8 +43,9 @@ type Run struct {
 	mu         sync.Mutex
 	closed     bool
 	conns      map[net.Conn]struct{}
-	transports map[string]*http.Transport // by credential, "" without
-	overrides  map[string]bool            // recorded
+	transports map[string]*http.Transport  // by credential, "" without
+	grpc       map[string]*http2.Transport // the same, for gRPC
+	overrides  map[string]bool             // recorded
 	denials    []Denial
 	used       map[string]int64 // by limit scope
 	last       *audit.Future    // of the latest completed record
@@ -70,12 +73,13 @@ func (p *Proxy) newRun(id *identity.Run, o RunOptions) (*Run, error) {
 		ca: ca, minter: newMinter(ca, p.leafKey, p.clock),
 		conns:      make(map[net.Conn]struct{}),
 		transports: make(map[string]*http.Transport),
+		grpc:       make(map[string]*http2.Transport),
 		overrides:  make(map[string]bool),
 		used:       make(map[string]int64),
 	}
 	r.ctx, r.cancel = context.WithCancel(context.Background())
 	r.tls = &tls.Config{
-		MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1"},
+		MinVersion: tls.VersionTLS12, NextProtos: []string{"h2", "http/1.1"},
 		GetCertificate: r.certificate, Time: p.clock,
 	}
 	d := *p.dialer
@@ -183,6 +187,9 @@ func (r *Run) Close(ctx context.Context) error {
 	for _, t := range r.transports {
 		t.CloseIdleConnections()
 	}
+	for _, t := range r.grpc {
+		t.CloseIdleConnections()
+	}
 	r.mu.Unlock()
 	if last != nil {
 		if err := last.Wait(ctx); err != nil {
@@ -231,6 +238,18 @@ func (r *Run) noteOverride(ctx context.Context, name string, o override) {
 		Event: audit.EventOverride, Run: r.id,
 		Override: &audit.Override{Setting: "proxy.upstream.hosts", Value: value},
 	}))
+}
+
+// grpcTransport is the same over HTTP/2, one pool for each credential.
+func (r *Run) grpcTransport(credential string) *http2.Transport {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	t := r.grpc[credential]
+	if t == nil {
+		t = newGRPCTransport(r.dialer)
+		r.grpc[credential] = t
+	}
+	return t
 }
 
 // transport is the pool of one credential ("" without): connections are never

@@ -15,6 +15,7 @@ type responseWriter struct {
 	x       *exchange
 	started bool
 	stream  bool
+	whole   bool // an answer without a body: head and end go together
 }
 
 // newBuffers holds the copy buffers that all exchanges share.
@@ -33,10 +34,10 @@ func (w *responseWriter) WriteHeader(code int) {
 			h[name] = nil
 		}
 	}
-	if (w.x.head.upgrade || w.x.method == http.MethodConnect) && code != http.StatusSwitchingProtocols {
+	if !w.x.conn.h2 && (w.x.head.upgrade || w.x.method == http.MethodConnect) && code != http.StatusSwitchingProtocols {
 		h["Connection"] = []string{"close"} // what follows was not checked as HTTP
 	}
-	w.stream = len(h["Content-Length"]) == 0
+	w.stream = len(h["Content-Length"]) == 0 && !w.whole
 	w.ResponseWriter.WriteHeader(code)
 }
 
