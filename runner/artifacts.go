@@ -55,6 +55,9 @@ func collectArtifacts(workspace, out *os.File, patterns []string, destDir string
 	defer dest.Close()
 	c := &collector{roots: map[string]*os.Root{}, dest: dest, taken: map[string]bool{}, most: min(disk, maxArtifactBytes)}
 	for name, f := range map[string]*os.File{"/workspace": workspace, "/out": out} {
+		if fi, err := f.Stat(); err == nil {
+			_ = f.Chmod(fi.Mode().Perm() | 0o700) // see admit; opening it tells
+		}
 		r, err := os.OpenRoot(fmt.Sprintf("/proc/self/fd/%d", f.Fd()))
 		if err != nil {
 			return nil, fmt.Errorf("artefacts: %s: %w", name, err)
@@ -144,6 +147,7 @@ func (c *collector) expand(root *os.Root, base, dir string, parts []string, foun
 			continue
 		}
 		if fi.IsDir() {
+			admit(root, p, fi)
 			c.expand(root, base, p, parts[1:], found)
 		}
 	}
@@ -175,6 +179,7 @@ func (c *collector) expandDeep(root *os.Root, base, dir string, parts []string, 
 	for _, name := range names {
 		p := path.Join(dir, name)
 		if fi, err := root.Lstat(p); err == nil && fi.IsDir() {
+			admit(root, p, fi)
 			c.expandDeep(root, base, p, parts, found, depth+1)
 		}
 	}
@@ -220,6 +225,19 @@ func readNames(root *os.Root, dir string) ([]string, error) {
 	return names, nil
 }
 
+// admit opens what its author closed to himself (chmod 0). The sandbox is dead;
+// an ordinary user's files are the caller's own, and their bits alone would keep
+// him from them. Whatever is read next tells when that did not help.
+func admit(root *os.Root, p string, fi fs.FileInfo) {
+	need := fs.FileMode(0o400)
+	if fi.IsDir() {
+		need = 0o700
+	}
+	if perm := fi.Mode().Perm(); perm&need != need {
+		_ = root.Chmod(p, perm|need)
+	}
+}
+
 func (c *collector) take(root *os.Root, base, p string, depth int) {
 	full := path.Join(base, p)
 	if len(c.files) >= maxArtifacts {
@@ -241,6 +259,7 @@ func (c *collector) take(root *os.Root, base, p string, depth int) {
 			c.refuse(full, fmt.Sprintf("deeper than %d folders", maxArtifactDepth))
 			return
 		}
+		admit(root, p, fi)
 		names, err := readNames(root, p)
 		if err != nil {
 			c.refuse(full, reasonOf(err))
@@ -250,13 +269,14 @@ func (c *collector) take(root *os.Root, base, p string, depth int) {
 			c.take(root, base, path.Join(p, n), depth+1)
 		}
 	case fi.Mode().IsRegular():
-		c.copyFile(root, base, p, full)
+		admit(root, p, fi)
+		c.copyFile(root, p, full, fi.Mode())
 	default:
 		c.refuse(full, "not a regular file")
 	}
 }
 
-func (c *collector) copyFile(root *os.Root, base, p, full string) {
+func (c *collector) copyFile(root *os.Root, p, full string, mode fs.FileMode) {
 	if c.taken[full] {
 		return // named by two patterns
 	}
@@ -279,19 +299,19 @@ func (c *collector) copyFile(root *os.Root, base, p, full string) {
 		c.refuse(full, "over the size limit of all artefacts")
 		return
 	}
-	sum, n, err := c.write(p, f, fi)
+	sum, n, err := c.write(p, f, fi.Size(), mode)
 	if err != nil {
 		c.refuse(full, "cannot be stored: "+reasonOf(err))
 		return
 	}
 	c.taken[full], c.taken["dest:"+p] = true, true
 	c.bytes += n
-	c.files = append(c.files, audit.File{Path: full, Size: n, Mode: fmt.Sprintf("%04o", fi.Mode().Perm()), SHA256: sum})
+	c.files = append(c.files, audit.File{Path: full, Size: n, Mode: fmt.Sprintf("%04o", mode.Perm()), SHA256: sum})
 }
 
 // write stores one artefact by a temporary name and a rename, so that an
 // existing link at the destination is replaced, never followed.
-func (c *collector) write(p string, src io.Reader, fi fs.FileInfo) (string, int64, error) {
+func (c *collector) write(p string, src io.Reader, size int64, mode fs.FileMode) (string, int64, error) {
 	if dir := path.Dir(p); dir != "." {
 		if err := c.dest.MkdirAll(dir, 0o755); err != nil {
 			return "", 0, err
@@ -304,9 +324,9 @@ func (c *collector) write(p string, src io.Reader, fi fs.FileInfo) (string, int6
 		return "", 0, err
 	}
 	sum := sha256.New()
-	n, err := io.Copy(io.MultiWriter(w, sum), io.LimitReader(src, fi.Size()))
+	n, err := io.Copy(io.MultiWriter(w, sum), io.LimitReader(src, size))
 	if err == nil {
-		err = w.Chmod(fi.Mode().Perm() & 0o755) // no set-id bits, not writable by others
+		err = w.Chmod(mode.Perm() & 0o755) // no set-id bits, not writable by others
 	}
 	if cerr := w.Close(); err == nil {
 		err = cerr

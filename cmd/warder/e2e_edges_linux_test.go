@@ -123,3 +123,15 @@ func TestE2EUnaskedUpstreamBytesAreNotPrinted_I2(t *testing.T) {
 	}
 	l.noCanaryOnDisk()
 }
+
+// A task must not be able to hide its result, or its exit code, by its files' bits.
+func TestE2EArtifactsThatTheirAuthorClosed(t *testing.T) {
+	l := newLab(t)
+	for _, pattern := range []string{"/out", "/out/**/f", "/out/d/e/f"} {
+		r, _ := l.json("mkdir -p /out/d/e; echo text > /out/d/e/f; chmod 000 /out/d/e/f /out/d/e /out/d /out /workspace; exit 3",
+			"--artifact", pattern, "--artifacts-dir", filepath.Join(l.dir, "got"))
+		if r.ExitCode != 3 || len(r.Artifacts) != 1 || r.Artifacts[0].Path != "/out/d/e/f" || r.Artifacts[0].Size != 5 {
+			t.Errorf("%s: %+v", pattern, r)
+		}
+	}
+}
