@@ -105,6 +105,7 @@ type Credential struct {
 	Accessor       string `json:"accessor,omitempty"`
 	VaultRequestID string `json:"vault_request_id,omitempty"`
 	Expires        string `json:"expires,omitempty"` // RFC 3339
+	Stale          bool   `json:"stale,omitempty"`   // past its time: Vault was away and a grace is configured
 	Status         string `json:"status,omitempty"`  // at run end: revoked | expires | static | unconfirmed
 	Detail         string `json:"detail,omitempty"`
 }

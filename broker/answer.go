@@ -30,6 +30,7 @@ type vaultError struct {
 	status     int // 0 without an answer
 	retryAfter time.Duration
 	gated      bool // not even tried
+	said       bool // the answer is Vault's own
 	err        error
 }
 
@@ -84,7 +85,7 @@ func (c *conn) answer(resp *http.Response, raw []byte, op string) (*api.Secret, 
 		ve.text = "the answer is not Vault's JSON"
 		return nil, ve
 	}
-	ve.text = shortText(strings.Join(body.Errors, "; "))
+	ve.text, ve.said = shortText(strings.Join(body.Errors, "; ")), true
 	switch {
 	case status == http.StatusForbidden || status == http.StatusUnauthorized:
 		ve.class = classDenied

@@ -174,7 +174,7 @@ func TestAmbientSettingsHaveNoSay(t *testing.T) {
 		inner.ServeHTTP(w, r)
 	})
 	r := fakeRig(t, f)
-	if r.vault.conn.transport.Proxy != nil { // net/http asks no proxy for loopback anyway
+	if r.vault.conn.servers[0].transport.Proxy != nil { // net/http asks no proxy for loopback anyway
 		t.Fatal("a proxy may be used")
 	}
 	sess, _ := r.begin(t)
@@ -210,7 +210,7 @@ func TestTLSIsVerifiedWhateverTheEnvironmentSays(t *testing.T) {
 func TestClearTextNeverLeavesTheMachine(t *testing.T) {
 	f := newFake(t, nil)
 	r := fakeRig(t, f)
-	dial := r.vault.conn.transport.DialContext
+	dial := r.vault.conn.servers[0].transport.DialContext
 	if c, err := dial(t.Context(), "tcp", "192.0.2.1:80"); err == nil || !strings.Contains(err.Error(), "not a loopback") { // as "localhost" may resolve
 		t.Fatal(c, err)
 	}
@@ -258,6 +258,8 @@ func TestNewRefusesUnsafeVaultSections(t *testing.T) {
 		"no user, query":               func(v *config.Vault) { v.Address = "https://u:p@vault.test" },
 		"unix:// is followed":          func(v *config.Vault) { v.Address = "unix://host/path" },
 		"vault.timeout":                func(v *config.Vault) { v.Timeout = -1 },
+		"vault.addresses[1]: scheme":   func(v *config.Vault) { v.Addresses = []string{"https://b.test", "ftp://c.test"} },
+		"vault.stale":                  func(v *config.Vault) { v.Stale = config.Duration(2 * time.Hour) },
 		"vault.namespace":              func(v *config.Vault) { v.Namespace = "a\nb" },
 		"vault.ca_file":                func(v *config.Vault) { v.CAFile = "/nonexistent" },
 		"vault.token_role":             func(v *config.Vault) { v.TokenRole = "" },

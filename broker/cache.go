@@ -16,6 +16,7 @@ const (
 	rejectedAtMost  = time.Minute      // one Rejected per credential and this time has an effect
 	refreshFraction = 3                // refresh ahead after 2/3 of a life
 	maxOld          = 64               // replaced values that are wiped at the end
+	maxStale        = time.Hour        // most of the grace while Vault is away
 )
 
 // entry is the cache of one credential in one session.
@@ -26,6 +27,8 @@ type entry struct {
 	current    *material
 	dead       deadline // of current, margin subtracted
 	refresh    time.Time
+	stale      *material // past its time, for as long as Vault is away and a grace lasts
+	staleEnd   deadline
 	old        []*material // replaced; wiped at the end
 	call       *call       // the fetch in flight
 	failures   int
@@ -37,9 +40,10 @@ type entry struct {
 
 // call is one fetch that any number of requests wait for.
 type call struct {
-	done chan struct{}
-	m    *material
-	err  error
+	done  chan struct{}
+	m     *material
+	stale bool
+	err   error
 }
 
 // deadline holds a time twice, so that a value is dead when either the wall
@@ -53,13 +57,14 @@ func (d deadline) passed(now time.Time) bool {
 	return !now.Before(d.mono) || !now.Round(0).Before(d.wall)
 }
 
-// material returns a live value from the cache or from one shared fetch.
-func (s *Session) material(ctx context.Context, e *entry, requestID string) (*material, error) {
+// material returns a live value from the cache or from one shared fetch; stale
+// says that it is past its time and used because Vault is away.
+func (s *Session) material(ctx context.Context, e *entry, requestID string) (m *material, stale bool, err error) {
 	now := s.b.opts.Clock()
 	e.mu.Lock()
 	if s.isClosed() {
 		e.mu.Unlock()
-		return nil, errors.New("the run has ended")
+		return nil, false, errors.New("the run has ended")
 	}
 	if m := e.current; m != nil {
 		if !e.dead.passed(now) {
@@ -67,33 +72,67 @@ func (s *Session) material(ctx context.Context, e *entry, requestID string) (*ma
 				s.start(e, requestID)
 			}
 			e.mu.Unlock()
-			return m, nil
+			return m, false, nil
 		}
 		e.retire()
+		e.outlive(m, s.grace(e))
 	}
 	c := e.call
 	if c == nil {
 		if e.failed != nil && now.Before(e.retryAt) {
-			err := &Error{Reason: ReasonUnavailable, Credential: e.cred.name, Cause: e.failed, RetryAfter: e.retryAt.Sub(now)}
-			e.mu.Unlock()
-			return nil, err
+			defer e.mu.Unlock()
+			if m := e.inGrace(now, e.failed); m != nil {
+				return m, true, nil
+			}
+			return nil, false, &Error{Reason: ReasonUnavailable, Credential: e.cred.name, Cause: e.failed, RetryAfter: e.retryAt.Sub(now)}
 		}
 		if c = s.start(e, requestID); c == nil {
 			e.mu.Unlock()
-			return nil, errors.New("the run has ended")
+			return nil, false, errors.New("the run has ended")
 		}
 	}
 	e.mu.Unlock()
 	select {
 	case <-c.done:
-		return c.m, c.err
+		return c.m, c.stale, c.err
 	case <-ctx.Done():
-		return nil, ctx.Err()
+		return nil, false, ctx.Err()
 	}
+}
+
+// grace is how long a value of e may be used past its time.
+func (s *Session) grace(e *entry) time.Duration {
+	if s.vault == nil || !e.cred.fromVault() {
+		return 0
+	}
+	return s.vault.v.stale
+}
+
+// outlive keeps a value whose time is over for a grace, which never goes past its
+// lease or expiry. e.mu is held.
+func (e *entry) outlive(m *material, grace time.Duration) {
+	if grace <= 0 {
+		return
+	}
+	end := e.dead.mono.Add(grace)
+	if !m.expires.IsZero() && m.expires.Before(end) {
+		end = m.expires
+	}
+	e.stale, e.staleEnd = m, deadlineAt(end)
+}
+
+// inGrace returns a value past its time when err says that Vault is away, and nil
+// when it says anything else: a refusal is never outlived. e.mu is held.
+func (e *entry) inGrace(now time.Time, err error) *material {
+	if e.stale == nil || !isClass(err, classUnavailable) || e.staleEnd.passed(now) {
+		return nil
+	}
+	return e.stale
 }
 
 // retire takes the current value out of use. e.mu is held.
 func (e *entry) retire() {
+	e.stale = nil
 	if e.current != nil {
 		e.keepOld(e.current)
 		e.current = nil
@@ -165,7 +204,11 @@ func (e *entry) settle(s *Session, c *call, m *material, err error) {
 	if err != nil {
 		wait := e.pause(err)
 		e.failed, e.retryAt = err, now.Add(wait)
-		c.err = &Error{Reason: ReasonUnavailable, Credential: e.cred.name, Cause: err, RetryAfter: wait}
+		if c.m = e.inGrace(now, err); c.m != nil {
+			c.stale = true
+		} else {
+			c.err = &Error{Reason: ReasonUnavailable, Credential: e.cred.name, Cause: err, RetryAfter: wait}
+		}
 		s.b.opts.Log.Warn("credential unavailable", "credential", e.cred.name, "run", s.run.ID, "cause", err.Error())
 		return
 	}

@@ -11,6 +11,7 @@ import (
 	"net/netip"
 	"net/url"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -28,31 +29,30 @@ const (
 	maxRetryAfter      = 30 * time.Second
 )
 
-// conn speaks Vault's HTTP API through the client of vault/api, over a transport
-// of our own.
+// conn speaks Vault's HTTP API through the client of vault/api, over transports of
+// our own, to one of the servers of a cluster.
 //
 // Nothing but the configuration decides where a call goes and what it carries:
 // no proxy, no redirect, no trust setting and no variable of the environment.
 type conn struct {
-	base      string // scheme://host[/prefix], no final slash
-	address   string // as configured, for the journal
+	servers   []*server
+	at        atomic.Int32 // the server that is asked first
+	address   string       // as configured, for the journal: it names the cluster
 	namespace string
 	timeout   time.Duration
-	client    *api.Client
-	transport *http.Transport
 	clock     func() time.Time
 	slots     chan struct{}
 	gate      gate
 }
 
+// server is one address.
+type server struct {
+	base      string // scheme://host[/prefix], no final slash
+	client    *api.Client
+	transport *http.Transport
+}
+
 func newConn(c config.Vault, clock func() time.Time) (*conn, error) {
-	u, err := url.Parse(c.Address)
-	if err != nil || c.Address == "" {
-		return nil, errors.New("vault.address: a URL is needed, like https://vault.example:8200")
-	}
-	if u.User != nil || u.RawQuery != "" || u.Fragment != "" {
-		return nil, errors.New("vault.address: no user, query or fragment")
-	}
 	out := &conn{
 		address: strings.TrimRight(c.Address, "/"), namespace: strings.Trim(c.Namespace, "/"),
 		timeout: time.Duration(c.Timeout), clock: clock, slots: make(chan struct{}, maxCalls),
@@ -66,43 +66,69 @@ func newConn(c config.Vault, clock func() time.Time) (*conn, error) {
 	if !validFieldText(c.Namespace) {
 		return nil, errors.New("vault.namespace: no control characters")
 	}
+	for i, address := range append([]string{c.Address}, c.Addresses...) {
+		key := "vault.address"
+		if i > 0 {
+			key = fmt.Sprintf("vault.addresses[%d]", i-1)
+		}
+		s, err := newServer(key, address, out, c)
+		if err != nil {
+			return nil, err
+		}
+		out.servers = append(out.servers, s)
+	}
+	return out, nil
+}
+
+func newServer(key, address string, c *conn, cfg config.Vault) (*server, error) {
+	u, err := url.Parse(address)
+	if err != nil || address == "" {
+		return nil, fmt.Errorf("%s: a URL is needed, like https://vault.example:8200", key)
+	}
+	if u.User != nil || u.RawQuery != "" || u.Fragment != "" {
+		return nil, fmt.Errorf("%s: no user, query or fragment", key)
+	}
+	out := &server{base: strings.TrimRight(u.String(), "/")}
 	tr := &http.Transport{
-		TLSHandshakeTimeout: out.timeout, ForceAttemptHTTP2: true, DisableCompression: true,
+		TLSHandshakeTimeout: c.timeout, ForceAttemptHTTP2: true, DisableCompression: true,
 		MaxIdleConnsPerHost: maxCalls, IdleConnTimeout: 90 * time.Second, MaxResponseHeaderBytes: 64 << 10,
 	}
-	dialer := &net.Dialer{Timeout: out.timeout}
+	dialer := &net.Dialer{Timeout: c.timeout}
+	tr.DialContext = dialer.DialContext
 	switch {
 	case u.Scheme == "unix":
 		if u.Path == "" || u.Host != "" {
-			return nil, errors.New("vault.address: unix:// is followed by an absolute path")
+			return nil, fmt.Errorf("%s: unix:// is followed by an absolute path", key)
 		}
 		out.base = "http://vault.unix"
 		tr.DialContext = func(ctx context.Context, _, _ string) (net.Conn, error) {
 			return dialer.DialContext(ctx, "unix", u.Path)
 		}
 	case u.Hostname() == "":
-		return nil, errors.New("vault.address: the host is missing")
+		return nil, fmt.Errorf("%s: the host is missing", key)
 	case u.Scheme == "https":
-		out.base = strings.TrimRight(u.String(), "/")
-		tr.DialContext = dialer.DialContext
 	case u.Scheme == "http":
 		if a, err := netip.ParseAddr(u.Hostname()); u.Hostname() != "localhost" && (err != nil || !a.IsLoopback()) {
-			return nil, errors.New("vault.address: http:// only to a loopback address; hint: use https://")
+			return nil, fmt.Errorf("%s: http:// only to a loopback address; hint: use https://", key)
 		}
-		out.base = strings.TrimRight(u.String(), "/")
 		dialer.ControlContext = loopbackOnly
-		tr.DialContext = dialer.DialContext
 	default:
-		return nil, fmt.Errorf("vault.address: scheme %q is not https, http or unix", u.Scheme)
+		return nil, fmt.Errorf("%s: scheme %q is not https, http or unix", key, u.Scheme)
 	}
-	if tr.TLSClientConfig, err = tlsConfig(c); err != nil {
+	if tr.TLSClientConfig, err = tlsConfig(cfg); err != nil {
 		return nil, err
 	}
 	out.transport = tr
-	if out.client, err = newClient(out.base, out.namespace, tr); err != nil {
+	if out.client, err = newClient(out.base, c.namespace, tr); err != nil {
 		return nil, err
 	}
 	return out, nil
+}
+
+func (c *conn) closeIdle() {
+	for _, s := range c.servers {
+		s.transport.CloseIdleConnections()
+	}
 }
 
 // loopbackOnly refuses a resolved address that would carry a token in clear over a network.
@@ -153,6 +179,8 @@ func (c *conn) do(ctx context.Context, in vaultCall) (*api.Secret, error) {
 	return sec, err
 }
 
+// once asks the servers in turn until one answers for the cluster. A call that may
+// have been carried out is not repeated; the next one begins elsewhere.
 func (c *conn) once(ctx context.Context, in vaultCall, op string) (*api.Secret, error) {
 	select {
 	case c.slots <- struct{}{}:
@@ -160,13 +188,51 @@ func (c *conn) once(ctx context.Context, in vaultCall, op string) (*api.Secret, 
 	case <-ctx.Done():
 		return nil, &vaultError{op: op, err: ctx.Err()}
 	}
+	first := c.at.Load()
+	var last error
+	for i := range int32(len(c.servers)) {
+		n := (first + i) % int32(len(c.servers))
+		sec, err := c.ask(ctx, c.servers[n], in, op)
+		if err == nil || !isClass(err, classUnavailable) || len(c.servers) == 1 {
+			c.at.Store(n)
+			return sec, err
+		}
+		last = err
+		c.at.CompareAndSwap(n, (n+1)%int32(len(c.servers)))
+		if !notCarriedOut(err) || ctx.Err() != nil {
+			break
+		}
+	}
+	return nil, last
+}
+
+// notCarriedOut reports that a server surely did nothing: it was not reached, or
+// says itself that it does not answer for the cluster.
+func notCarriedOut(err error) bool {
+	var ve *vaultError
+	if !errors.As(err, &ve) {
+		return false
+	}
+	switch {
+	case ve.status == http.StatusServiceUnavailable && ve.said, ve.status == 472, ve.status == 473, ve.status >= 300 && ve.status < 400:
+		return true
+	case ve.status != 0:
+		return false
+	}
+	var dial *net.OpError
+	var cert *tls.CertificateVerificationError
+	return errors.As(err, &dial) && dial.Op == "dial" || errors.As(err, &cert)
+}
+
+// ask makes one attempt at one server.
+func (c *conn) ask(ctx context.Context, s *server, in vaultCall, op string) (*api.Secret, error) {
 	ctx, cancel := context.WithTimeout(ctx, c.timeout)
 	defer cancel()
-	req, err := c.request(in)
+	req, err := s.request(in)
 	if err != nil {
 		return nil, &vaultError{class: classInvalid, op: op, err: err}
 	}
-	resp, err := c.client.RawRequestWithContext(ctx, req) //nolint:staticcheck // the calls above it turn 404 into nothing and hide the headers
+	resp, err := s.client.RawRequestWithContext(ctx, req) //nolint:staticcheck // the calls above it turn 404 into nothing and hide the headers
 	if resp == nil {
 		var ue *url.Error
 		if errors.As(err, &ue) {
@@ -186,8 +252,8 @@ func (c *conn) once(ctx context.Context, in vaultCall, op string) (*api.Secret, 
 	return c.answer(resp.Response, raw, op)
 }
 
-func (c *conn) request(in vaultCall) (*api.Request, error) {
-	req := c.client.NewRequest(in.method, "/v1/"+in.path)
+func (s *server) request(in vaultCall) (*api.Request, error) {
+	req := s.client.NewRequest(in.method, "/v1/"+in.path)
 	if in.body != nil {
 		if err := req.SetJSONBody(in.body); err != nil {
 			return nil, errors.New("the request cannot be encoded")

@@ -120,7 +120,7 @@ func (b *Broker) Probe(ctx context.Context, name string, j Journal, shortest int
 		return Facts{}, err
 	}
 	f := Facts{Info: c.info()}
-	m, err := s.material(ctx, s.entries[name], "probe")
+	m, _, err := s.material(ctx, s.entries[name], "probe")
 	if err == nil {
 		f.Length = m.value.Len()
 		f.Searched = f.Length >= shortest

@@ -3,6 +3,7 @@ package broker
 import (
 	"net/http"
 	"os"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
@@ -10,6 +11,43 @@ import (
 	"warder/internal/config"
 	"warder/internal/vaulttest"
 )
+
+// Every row of the table of Vault's answers names a test that is there.
+func TestEveryAnswerInTheDocumentationHasItsTest(t *testing.T) {
+	raw, err := os.ReadFile("../docs/vault.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	files, err := filepath.Glob("*_test.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var tests strings.Builder
+	for _, f := range files {
+		text, err := os.ReadFile(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		tests.Write(text)
+	}
+	_, table, _ := strings.Cut(string(raw), "| answer | taken as |")
+	table, _, _ = strings.Cut(table, "\n\n")
+	rows := strings.Split(strings.TrimSpace(table), "\n")[2:]
+	for _, row := range rows {
+		m := regexp.MustCompile("`(Test[A-Za-z0-9]+)(?:/([^`]+))?` \\|$").FindStringSubmatch(row)
+		switch {
+		case m == nil:
+			t.Errorf("no test: %s", row)
+		case !strings.Contains(tests.String(), "func "+m[1]+"("):
+			t.Errorf("no test is called %s", m[1])
+		case m[2] != "" && !strings.Contains(tests.String(), `"`+m[2]+`"`):
+			t.Errorf("%s has no case %q", m[1], m[2])
+		}
+	}
+	if len(rows) < 20 {
+		t.Fatalf("only %d rows were found", len(rows))
+	}
+}
 
 // TestDocumentedSetupWorks applies what docs/vault.md tells an operator, and
 // nothing else, to a real Vault.

@@ -24,6 +24,7 @@ type vault struct {
 	auth    config.Auth
 	role    string
 	journal Journal
+	stale   time.Duration // how long a value outlives its time while Vault is away
 	onLease func(event, runID string, o Outcome)
 	log     *slog.Logger
 
@@ -59,10 +60,15 @@ func newVault(o Options) (*vault, error) {
 	if o.Vault.TokenRole == "" || strings.ContainsAny(o.Vault.TokenRole, "/?#") || !validFieldText(o.Vault.TokenRole) {
 		return nil, errors.New("vault.token_role: the name of the role that makes the runs' tokens is needed")
 	}
+	if o.Vault.Stale < 0 || time.Duration(o.Vault.Stale) > maxStale {
+		return nil, fmt.Errorf("vault.stale: at least 0 and at most %s", maxStale)
+	}
 	if o.Journal == nil {
 		return nil, errors.New("broker: a journal is needed with Vault")
 	}
-	return &vault{conn: c, auth: a, role: o.Vault.TokenRole, journal: o.Journal, onLease: o.OnLease, log: o.Log}, nil
+	return &vault{
+		conn: c, auth: a, role: o.Vault.TokenRole, journal: o.Journal, stale: time.Duration(o.Vault.Stale), onLease: o.OnLease, log: o.Log,
+	}, nil
 }
 
 // session returns a login that is not known to be dead, logging in when there is none.
@@ -231,7 +237,7 @@ func (v *vault) close(ctx context.Context) error {
 		l.token.Wipe()
 	}
 	v.current, v.former = nil, nil
-	v.conn.transport.CloseIdleConnections()
+	v.conn.closeIdle()
 	return errors.Join(errs...)
 }
 

@@ -75,7 +75,7 @@ func (s *Session) Grant(ctx context.Context, name string, t Target) (*Grant, err
 	if what := e.cred.binding.refuses(t); what != "" {
 		return nil, &Error{Reason: ReasonBinding, Credential: name, Cause: fmt.Errorf("the %s is outside of its binding", what)}
 	}
-	m, err := s.material(ctx, e, t.RequestID)
+	m, stale, err := s.material(ctx, e, t.RequestID)
 	if err != nil {
 		var refused *Error
 		if errors.As(err, &refused) {
@@ -85,7 +85,7 @@ func (s *Session) Grant(ctx context.Context, name string, t Target) (*Grant, err
 	}
 	return &Grant{
 		Name: name, Kind: e.cred.kind, LeaseID: m.leaseID, Accessor: m.accessor, VaultRequestID: m.requestID,
-		Expires: m.expires, Ranges: e.cred.cfg.Ranges, slot: e.cred.cfg.Inject, value: m.value, m: m,
+		Expires: m.expires, Ranges: e.cred.cfg.Ranges, Stale: stale, slot: e.cred.cfg.Inject, value: m.value, m: m,
 		clock: s.b.opts.Clock, requestID: t.RequestID,
 	}, nil
 }
@@ -101,7 +101,7 @@ func (s *Session) Rejected(name string) {
 	now := s.b.opts.Clock()
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.current != nil && !now.Before(e.rejectedAt.Add(rejectedAtMost)) {
+	if (e.current != nil || e.stale != nil) && !now.Before(e.rejectedAt.Add(rejectedAtMost)) {
 		e.rejectedAt = now
 		e.retire()
 	}

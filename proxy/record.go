@@ -61,6 +61,7 @@ func (x *exchange) complete() {
 	if g := x.grant; g != nil {
 		rec.Credential = &audit.Credential{
 			Name: g.Name, Kind: g.Kind, LeaseID: g.LeaseID, Accessor: g.Accessor, VaultRequestID: g.VaultRequestID,
+			Stale: g.Stale,
 		}
 		if !g.Expires.IsZero() {
 			rec.Credential.Expires = g.Expires.UTC().Format(time.RFC3339)
