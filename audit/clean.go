@@ -180,6 +180,6 @@ func (c caps) credential(in Credential) Credential {
 	return Credential{
 		Name: c.word(in.Name), Kind: c.word(in.Kind), LeaseID: c.text(in.LeaseID, capHost),
 		Accessor: c.word(in.Accessor), VaultRequestID: c.word(in.VaultRequestID),
-		Expires: c.word(in.Expires), Status: c.word(in.Status), Detail: c.text(in.Detail, capText),
+		Expires: c.word(in.Expires), Stale: in.Stale, Status: c.word(in.Status), Detail: c.text(in.Detail, capText),
 	}
 }
