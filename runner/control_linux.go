@@ -14,6 +14,7 @@ import (
 // Phases that the helper reports, in order.
 const (
 	phasePrepared = "prepared" // root, workspace and inputs are in place
+	phaseConsole  = "console"  // with a terminal only: its master comes along
 	phaseCreated  = "created"  // sentry and gofer run, the task does not
 	phaseStarted  = "started"  // the task runs
 	phaseExited   = "exited"   // the task and its sandbox are gone; descriptors of /workspace and /out come along

@@ -285,11 +285,30 @@ func (h *helper) sandbox() error {
 	if err := os.WriteFile(filepath.Join(helperBase, "config.json"), raw, 0o644); err != nil { // the sentry reads it from there
 		return failed("specification", err)
 	}
-	c, err := container.New(conf, container.Args{ID: h.cfg.ID, Spec: spec, BundleDir: helperBase, Attached: true})
+	args := container.Args{ID: h.cfg.ID, Spec: spec, BundleDir: helperBase, Attached: true}
+	var console *consoleListener
+	if h.cfg.Terminal {
+		if console, err = listenConsole(helperBase); err != nil {
+			return failed("terminal", err)
+		}
+		args.ConsoleSocket = console.path
+	}
+	c, err := container.New(conf, args)
 	if err != nil {
 		return failed("create sandbox", err)
 	}
 	defer func() { _ = c.Destroy() }() // a second call after the one below does nothing
+	if console != nil {
+		master, err := console.master()
+		if err != nil {
+			return failed("terminal", err)
+		}
+		err = h.ctl.send(message{Phase: phaseConsole}, master)
+		_ = master.Close()
+		if err != nil {
+			return err
+		}
+	}
 	if err := h.ctl.send(message{Phase: phaseCreated, SandboxPID: c.Sandbox.Getpid()}); err != nil {
 		return err
 	}

@@ -52,26 +52,27 @@ const (
 // run is one task under way.
 type run struct {
 	*Runner
-	t      Task
-	ident  identitySet
-	state  *State
-	cg     *runCgroup
-	host   *cgroupHost
-	sess   *broker.Session
-	pr     *proxy.Run
-	net    *network
-	image  *image.Image // nil: the curated root
-	audit  *audit.Log   // nil until openLog
-	cmd    *exec.Cmd
-	ctl    *control
-	feed   *os.File // write end of the helper's configuration pipe
-	inputs *os.File // write end of the helper's inputs pipe
-	plan   []inputEntry
-	copied []audit.File
-	stdin  *os.File
-	out    *stream
-	errs   *stream
-	exited chan struct{} // closed when the helper is dead and reaped
+	t       Task
+	ident   identitySet
+	state   *State
+	cg      *runCgroup
+	host    *cgroupHost
+	sess    *broker.Session
+	pr      *proxy.Run
+	net     *network
+	image   *image.Image // nil: the curated root
+	audit   *audit.Log   // nil until openLog
+	cmd     *exec.Cmd
+	ctl     *control
+	feed    *os.File // write end of the helper's configuration pipe
+	inputs  *os.File // write end of the helper's inputs pipe
+	plan    []inputEntry
+	copied  []audit.File
+	stdin   *os.File
+	console *os.File // master of the task's terminal, when it has one
+	out     *stream
+	errs    *stream
+	exited  chan struct{} // closed when the helper is dead and reaped
 
 	running chan struct{} // closed when the task runs
 	over    chan struct{} // closed when nothing is left to be ended from outside
@@ -194,7 +195,7 @@ func (u *run) connect() error {
 	if u.sess, err = u.Broker.Begin(u.t.Run, u.t.Credentials, u.state); err != nil {
 		return err
 	}
-	u.pr, err = u.Proxy.NewRun(proxy.RunOptions{Run: u.t.Run, Offered: u.sess.Offered(), Granter: u.sess})
+	u.pr, err = u.Proxy.NewRun(proxy.RunOptions{Run: u.t.Run, Offered: u.sess.Offered(), Granter: u.sess, StandIns: proxy.StandInsOf(u.sess)})
 	return err
 }
 
@@ -284,7 +285,11 @@ func (u *run) spawn() error {
 	u.cmd = cmd
 	u.feed, u.inputs, u.stdin = pipes.configW, pipes.inputsW, pipes.stdinW
 	u.out, u.errs = newStream(u.t.Stdout), newStream(u.t.Stderr)
-	go u.out.pump(pipes.stdoutR)
+	if u.t.Terminal == nil {
+		go u.out.pump(pipes.stdoutR)
+	} else {
+		closeFiles(pipes.stdoutR) // the terminal takes its place
+	}
 	go u.errs.pump(pipes.stderrR)
 	return nil
 }
@@ -309,7 +314,7 @@ func (u *run) configure(ctx context.Context) error {
 		ID: u.t.Run.ID, Args: u.t.Argv, Env: u.environment(), Cwd: u.t.Workdir, UID: u.ident.inside, Root: root,
 		NProc: uint64(u.limits.PIDs), NoFile: defaultNoFile,
 		Disk: u.limits.Disk, Tmp: min(u.limits.Disk, maxTmp), Overlay: min(u.limits.Disk, maxOverlay),
-		HasInputs: len(u.plan) > 0,
+		HasInputs: len(u.plan) > 0, Terminal: u.t.Terminal != nil,
 	}
 	if !path.IsAbs(h.Cwd) {
 		h.Cwd = path.Join("/workspace", h.Cwd)
@@ -374,7 +379,7 @@ func (u *run) environment() []string {
 	if u.ident.inside != 0 {
 		home = "/workspace"
 	}
-	env := []string{"PATH=" + defaultPath, "HOME=" + home, "LANG=C.UTF-8", "TERM=dumb"}
+	env := []string{"PATH=" + defaultPath, "HOME=" + home, "LANG=C.UTF-8", "TERM=" + u.termName()}
 	if u.image != nil {
 		env = append(env, u.image.Config.Env...)
 	}
@@ -405,7 +410,7 @@ func (u *run) makePipes() (*pipeSet, error) {
 		}
 	}
 	var err error
-	if u.t.Stdin == nil {
+	if u.t.Stdin == nil || u.t.Terminal != nil {
 		p.stdinR, err = os.Open(os.DevNull)
 	} else {
 		p.stdinR, p.stdinW, err = os.Pipe()

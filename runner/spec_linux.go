@@ -31,6 +31,7 @@ type helperConfig struct {
 	Tmp       int64    `json:"tmp"`     // bytes of /tmp
 	Overlay   int64    `json:"overlay"` // bytes writable elsewhere in the root
 	HasInputs bool     `json:"has_inputs"`
+	Terminal  bool     `json:"terminal"`
 }
 
 // buildSpec is pure: the same configuration gives the same OCI runtime
@@ -46,6 +47,7 @@ func buildSpec(h helperConfig, base string) *specs.Spec {
 		Hostname: "sandbox",
 		Process: &specs.Process{
 			Args: h.Args, Env: h.Env, Cwd: h.Cwd,
+			Terminal:        h.Terminal,
 			NoNewPrivileges: true,
 			User:            specs.User{UID: h.UID, GID: h.UID},
 			Capabilities:    &specs.LinuxCapabilities{}, // none, in every set

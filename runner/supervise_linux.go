@@ -27,6 +27,8 @@ func (u *run) supervise(ctx context.Context, res *Result) error {
 		switch {
 		case m.Err != "":
 			return u.helperError(m, res)
+		case m.Phase == phaseConsole && len(files) == 1 && u.t.Terminal != nil:
+			u.attach(files[0])
 		case m.Phase == phaseCreated:
 			u.sandboxPID.Store(int64(m.SandboxPID))
 			u.trace(phaseCreated)
@@ -273,13 +275,16 @@ func (u *run) reap() {
 	<-u.exited
 	_ = u.ctl.f.Close()
 	killTree(u.t.Run.ID, u.ident.uidsInUse())
+	if u.t.Terminal != nil && u.console == nil {
+		close(u.out.done) // it never had a terminal to read from
+	}
 	for _, s := range []*stream{u.out, u.errs} {
 		select {
 		case <-s.done:
 		case <-time.After(drainTimeout):
 		}
 	}
-	closeFiles(u.stdin)
+	closeFiles(u.stdin, u.console)
 }
 
 func (s identitySet) uidsInUse() []uint32 {

@@ -32,6 +32,7 @@ type Task struct {
 
 	Credentials []string // names offered; nil means all configured ones
 
+	Terminal       *Terminal // nil: pipes
 	Stdin          io.Reader // nil: /dev/null
 	Stdout, Stderr io.Writer // nil: kept for the JSON result
 	Signals        <-chan os.Signal

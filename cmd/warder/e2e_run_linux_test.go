@@ -275,8 +275,6 @@ func TestE2EExitCodesAndCauses(t *testing.T) { // F127
 		{"our fault: no such flag", []string{"run", "--no-such-flag", "--", "true"}, 125, "no-such-flag"},
 		{"our fault: no command", []string{"run"}, 125, ""},
 		{"our fault: an input that is not there", []string{"run", "--input", "absent", "--", "true"}, 125, "absent"},
-		{"our fault: an image", []string{"run", "--image", "debian", "--", "true"}, 125, "not supported yet"},
-		{"our fault: a terminal", []string{"run", "-t", "--", "true"}, 125, "not supported yet"},
 		{"our fault: an impossible limit", []string{"run", "--memory", "1", "--", "true"}, 125, "memory"},
 		{"our fault: an unmapped user", []string{"run", "--user", "4711", "--", "true"}, 125, "4711"},
 		{"our fault: an unknown credential", []string{"run", "--credential", "nope", "--", "true"}, 125, "nope"},

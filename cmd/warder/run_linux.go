@@ -83,7 +83,7 @@ executable, 127 not found, 128+n ended by signal n, 137 out of memory.`,
 	fl.StringVar(&f.task, "task", "", "task `id` for policy and log")
 	fl.StringVar(&f.agent, "agent", "", "agent `name` for policy and log")
 	fl.BoolVarP(&f.interactive, "interactive", "i", false, "pass standard input on")
-	fl.BoolVarP(&f.tty, "tty", "t", false, "allocate a terminal (not yet)")
+	fl.BoolVarP(&f.tty, "tty", "t", false, "allocate a terminal")
 	fl.StringVarP(&f.output, "output", "o", "text", "text or json")
 	fl.StringVar(&f.trace, "trace", "", "append the run's phases as JSON lines to this `file`")
 	_ = fl.MarkHidden("trace")
@@ -95,8 +95,8 @@ func runTask(cmd *cobra.Command, f *runFlags, args []string) error {
 	switch {
 	case f.output != "text" && f.output != "json":
 		return fail(fmt.Errorf("run: -o %q; hint: use text or json", f.output))
-	case f.tty:
-		return fail(errors.New("run: -t is not supported yet; hint: leave it out"))
+	case f.tty && f.output == "json":
+		return fail(errors.New("run: -t and -o json exclude each other"))
 	}
 	ctx := cmd.Context()
 	if ctx == nil {
@@ -146,7 +146,12 @@ func (a *app) run(ctx context.Context, cmd *cobra.Command, f *runFlags, args []s
 	if r.Images, err = a.images(); err != nil {
 		return fail(err)
 	}
+	restore := func() {}
+	if f.tty {
+		t.Terminal, restore = callerTerminal(f.interactive)
+	}
 	res, rerr := r.Run(ctx, t)
+	restore() // before a word of ours
 	if f.output == "json" {
 		if err := json.NewEncoder(cmd.OutOrStdout()).Encode(res); err != nil {
 			return fail(fmt.Errorf("result: %w", err))

@@ -69,6 +69,8 @@ func Libraries() []Library {
 		{"github.com/go-jose/go-jose/v4", []string{"internal/demo"}, "the demo's API checks our tokens with other people's code", nil},
 		{"golang.org/x/mod", []string{"audit"}, "signed notes and Merkle trees are the log's", nil},
 		{"golang.org/x/net", []string{"proxy", "runner", "broker"}, "IDNA and DNS messages", []string{"cmd"}},
+		{"golang.org/x/term", []string{"cmd/warder"}, "only a command has the caller's terminal", nil},
+		{"github.com/creack/pty", nil, "a terminal for tests", []string{"cmd"}},
 		{"golang.org/x/sync", []string{"*"}, "", nil},
 		{"golang.org/x/sys", []string{"*"}, "", nil},
 		{"github.com/andybalholm/brotli", []string{"internal/scrub"}, "content codings are read where values are masked", nil},
@@ -82,10 +84,10 @@ var standard = map[string][]string{
 	"unsafe":         {"runner"},                  // memory safety is a promise elsewhere
 	"os/exec":        {"runner", "broker", "cmd"}, // the sandbox, and `command` credentials
 	"plugin":         {},
-	"math/rand":      {},                         // not for anything that must not be guessed
-	"net/http/pprof": {},                         // registers itself on the default mux
-	"expvar":         {},                         // likewise
-	"log":            {"proxy", "internal/demo"}, // log/slog; net/http and goproxy want a *log.Logger
+	"math/rand":      {},                                // not for anything that must not be guessed
+	"net/http/pprof": {},                                // registers itself on the default mux
+	"expvar":         {},                                // likewise
+	"log":            {"proxy", "internal/demo", "cmd"}, // log/slog; net/http and goproxy want a *log.Logger, and cmd silences the default one
 }
 
 // LibraryUse checks every import outside the module against the table.
