@@ -11,6 +11,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+	"unicode"
+	"unicode/utf8"
 
 	"warder/internal/config"
 	"warder/internal/secret"
@@ -95,6 +97,9 @@ func (g *Grant) inject(req *http.Request) error {
 	}
 	switch in := g.slot; {
 	case in.Header != "":
+		if !isASCII(v) {
+			return errors.New("the value is not ASCII, and a header that is shown back has then more forms than can be searched; hint: basic, query and form take it")
+		}
 		setHeader(req, in.Header, formatted(in.Format, v))
 	case in.Basic != nil:
 		setHeader(req, "Authorization", "Basic "+basicToken(g.username(), v))
@@ -151,10 +156,17 @@ func checkValue(v string) error {
 			return errors.New("the value has control characters; hint: look for a line break at its end")
 		}
 	}
+	if !utf8.ValidString(v) {
+		return errors.New("the value is not valid UTF-8")
+	}
 	if strings.TrimSpace(v) != v {
 		return errors.New("the value begins or ends with a space")
 	}
 	return nil
+}
+
+func isASCII(s string) bool {
+	return strings.IndexFunc(s, func(r rune) bool { return r > unicode.MaxASCII }) < 0
 }
 
 func formatted(format, v string) string {

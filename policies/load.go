@@ -144,11 +144,12 @@ func plain(err error) error {
 
 func (f *folder) list() ([]string, error) {
 	var paths []string
-	err := filepath.WalkDir(f.dir, func(p string, d fs.DirEntry, err error) error {
+	root := f.dir + string(filepath.Separator) // the folder that was named may itself be a link
+	err := filepath.WalkDir(root, func(p string, d fs.DirEntry, err error) error {
 		if err != nil {
 			return loadFailure(f.dir, p, "cannot read: %v", plain(err)).withCause(err)
 		}
-		if p != f.dir && strings.HasPrefix(d.Name(), ".") {
+		if p != root && strings.HasPrefix(d.Name(), ".") {
 			if d.IsDir() {
 				return fs.SkipDir
 			}

@@ -112,6 +112,14 @@ func TestLoadFollowsLinksToFilesOnly(t *testing.T) {
 	if err != nil || len(e.Sources()) != 1 {
 		t.Fatalf("a linked file: %v", err)
 	}
+	named := filepath.Join(t.TempDir(), "named") // by the caller, so it is followed
+	if err := os.Symlink(elsewhere, named); err != nil {
+		t.Fatal(err)
+	}
+	e, err = Load(Options{Dir: named})
+	if err != nil || len(e.Sources()) != 1 {
+		t.Errorf("the policy folder is a link: %v", err)
+	}
 	if err := os.Symlink(elsewhere, filepath.Join(dir, "folder")); err != nil {
 		t.Fatal(err)
 	}
