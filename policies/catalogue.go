@@ -19,6 +19,7 @@ type RuleDoc struct {
 	Credential string `json:"credential,omitempty"`
 	File       string `json:"file"`
 	Line       int    `json:"line"`
+	Floor      bool   `json:"floor,omitempty"` // written in the operator's floor
 }
 
 // entryRule is one rule that contributes entries, as written.
@@ -31,6 +32,7 @@ type entryRule struct {
 	title    string
 	owner    string
 	loc      *ast.Location
+	floor    bool
 	written  *ast.Rule
 	compiled *ast.Rule
 }
@@ -95,11 +97,26 @@ func (r *entryRule) readNotes(rule *ast.Rule) {
 	}
 }
 
+// allRules are the rules of the policy and those of the floor.
+func (e *Engine) allRules() []entryRule {
+	if e.floor == nil {
+		return e.rules
+	}
+	all := slices.Clone(e.rules)
+	for _, r := range e.floor.rules {
+		r.floor = true
+		all = append(all, r)
+	}
+	return all
+}
+
 // Catalogue lists the rules that contribute entries, for documentation and
-// for telling an agent what it may call. The caller owns the list.
+// for telling an agent what it may call. Those of the floor come last. The
+// caller owns the list.
 func (e *Engine) Catalogue() []RuleDoc {
-	docs := make([]RuleDoc, 0, len(e.rules))
-	for _, r := range e.rules {
+	rules := e.allRules()
+	docs := make([]RuleDoc, 0, len(rules))
+	for _, r := range rules {
 		docs = append(docs, r.doc())
 	}
 	return docs
@@ -109,6 +126,6 @@ func (r entryRule) doc() RuleDoc {
 	return RuleDoc{
 		Kind: r.kind, Rule: r.name, Title: r.title, Owner: r.owner,
 		Hint: r.strings["hint"], Message: r.strings["message"], Credential: r.strings["credential"],
-		File: r.loc.File, Line: r.loc.Row,
+		File: r.loc.File, Line: r.loc.Row, Floor: r.floor,
 	}
 }

@@ -52,6 +52,9 @@ func (e *Engine) Check() []Finding {
 	for _, r := range e.guardedRules() {
 		c.add(SeverityWarning, "body-truncation", r.loc, "%s rule %q depends on the body: where it cannot be judged the request is denied; mention input.request.body_truncated or input.request.unparsed to decide otherwise", r.kind, r.name)
 	}
+	if e.floor != nil {
+		c.findings = append(c.findings, e.floor.Check()...)
+	}
 	sort.SliceStable(c.findings, func(i, j int) bool {
 		a, b := c.findings[i], c.findings[j]
 		if a.File != b.File {

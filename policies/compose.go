@@ -32,6 +32,23 @@ passthrough := input.entries.passthrough
 tunnel := input.entries.tunnel
 `
 
+// floorBridge does the same for the operator's floor, which is there when the
+// input has one.
+const floorBridge = `package warder.floor
+
+active if input.floor
+
+allow := input.floor.allow
+
+deny := input.floor.deny
+
+ask := input.floor.ask
+
+passthrough := input.floor.passthrough
+
+tunnel := input.floor.tunnel
+`
+
 // Bounds of the memory of composed decisions. Entries can hold text that the
 // sandbox chose (a message with a path in it), so large ones are not kept.
 const (
@@ -69,18 +86,20 @@ func newComposer(ctx context.Context) (*composer, error) {
 	c.txn = txn
 	composition, problems := parseModule(compositionFile, []byte(compositionSource))
 	bridged, more := parseModule("warder:bridge.rego", []byte(bridge))
-	if problems = append(problems, more...); len(problems) > 0 {
+	floor, others := parseModule("warder:floor.rego", []byte(floorBridge))
+	if problems = append(append(problems, more...), others...); len(problems) > 0 {
 		return nil, fmt.Errorf("policies: composition: %s", problems[0])
 	}
 	compiler := ast.NewCompiler().WithCapabilities(capabilities(false))
-	if compiler.Compile(map[string]*ast.Module{compositionFile: composition, "bridge": bridged}); compiler.Failed() {
+	if compiler.Compile(map[string]*ast.Module{compositionFile: composition, "bridge": bridged, "floor": floor}); compiler.Failed() {
 		return nil, fmt.Errorf("policies: composition: %w", compiler.Errors)
 	}
 	c.query, err = prepare(ctx, compiler, c.store, c.txn, "data.warder.decision")
 	return c, err
 }
 
-// entrySets are the entries that matched, by kind, in the order of stageKinds.
+// entrySets are the entries that matched, by kind, in the order of stageKinds;
+// behind those of the policy may stand those of the floor, in the same order.
 type entrySets []*ast.Term
 
 // stageKinds are the kinds of entries that each stage judges.
@@ -89,7 +108,7 @@ var stageKinds = map[string][]string{
 	StageConnection: {"deny", "passthrough", "tunnel"},
 }
 
-var keyEntries, keyStage, keyApprovals, keyCredentials = ast.StringTerm("entries"), ast.StringTerm("stage"), ast.StringTerm("approvals"), ast.StringTerm("credentials")
+var keyEntries, keyFloor, keyStage, keyApprovals, keyCredentials = ast.StringTerm("entries"), ast.StringTerm("floor"), ast.StringTerm("stage"), ast.StringTerm("approvals"), ast.StringTerm("credentials")
 
 // compose returns the decision for the entries that matched.
 func (c *composer) compose(ctx context.Context, in *Input, sets entrySets, cancel topdown.Cancel) (Decision, error) {
@@ -100,19 +119,17 @@ func (c *composer) compose(ctx context.Context, in *Input, sets entrySets, cance
 	if d, ok := c.recall(hash, in, sets); ok {
 		return d, nil
 	}
-	pairs := make([][2]*ast.Term, 0, len(sets))
-	for i, kind := range stageKinds[in.Stage] {
-		if i < len(sets) {
-			pairs = append(pairs, [2]*ast.Term{ast.StringTerm(kind), sets[i]})
-		}
+	kinds := stageKinds[in.Stage]
+	pairs := [][2]*ast.Term{
+		{keyStage, ast.StringTerm(in.Stage)},
+		{keyApprovals, stringArray(in.Approvals)},
+		{keyCredentials, stringArray(in.Credentials)},
+		{keyEntries, sets[:len(kinds)].object(kinds)},
 	}
-	input := ast.NewObject(
-		[2]*ast.Term{keyStage, ast.StringTerm(in.Stage)},
-		[2]*ast.Term{keyApprovals, stringArray(in.Approvals)},
-		[2]*ast.Term{keyCredentials, stringArray(in.Credentials)},
-		[2]*ast.Term{keyEntries, ast.ObjectTerm(pairs...)},
-	)
-	term, err := c.query.eval(ctx, input, cancel, in.TimeNS)
+	if len(sets) > len(kinds) {
+		pairs = append(pairs, [2]*ast.Term{keyFloor, sets[len(kinds):].object(kinds)})
+	}
+	term, err := c.query.eval(ctx, ast.NewObject(pairs...), cancel, in.TimeNS)
 	if err != nil {
 		return Decision{}, err
 	}
@@ -122,6 +139,15 @@ func (c *composer) compose(ctx context.Context, in *Input, sets entrySets, cance
 	}
 	c.remember(hash, in, sets, d)
 	return d, nil
+}
+
+// object is the sets by the names of their kinds.
+func (s entrySets) object(kinds []string) *ast.Term {
+	pairs := make([][2]*ast.Term, 0, len(kinds))
+	for i, kind := range kinds {
+		pairs = append(pairs, [2]*ast.Term{ast.StringTerm(kind), s[i]})
+	}
+	return ast.ObjectTerm(pairs...)
 }
 
 func (c *composer) recall(hash int, in *Input, sets entrySets) (Decision, bool) {

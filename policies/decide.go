@@ -50,8 +50,8 @@ func (e *Engine) decide(ctx context.Context, in *Input) (d Decision) {
 		return refusal(ReasonPolicyTimeout, messageTimeout, "before evaluation: "+err.Error())
 	}
 	body := &noBody
-	if e.plan.parts != 0 && in.Stage == StageRequest {
-		body = parseParts(&in.Request, e.plan.parts)
+	if e.parts != 0 && in.Stage == StageRequest {
+		body = parseParts(&in.Request, e.parts)
 	}
 	if e.cache == nil || !body.plain() {
 		return e.evaluate(ctx, in, body)
@@ -59,6 +59,9 @@ func (e *Engine) decide(ctx context.Context, in *Input) (d Decision) {
 	space := e.cache.keys.Get().(*[]byte)
 	defer e.cache.keys.Put(space)
 	key := e.plan.cacheKey((*space)[:0], in)
+	if e.floor != nil {
+		key = e.floor.plan.cacheKey(key, in)
+	}
 	if len(key) > maxCacheKey {
 		return e.evaluate(ctx, in, body)
 	}
@@ -74,6 +77,14 @@ func (e *Engine) decide(ctx context.Context, in *Input) (d Decision) {
 var noBody parsedBody
 
 func (e *Engine) evaluate(ctx context.Context, in *Input, body *parsedBody) Decision {
+	d := e.evaluateEntries(ctx, in, body)
+	if e.keep {
+		e.keepInput(&d, in, body)
+	}
+	return d
+}
+
+func (e *Engine) evaluateEntries(ctx context.Context, in *Input, body *parsedBody) Decision {
 	// The whole decision has one budget. The watchdog stops the evaluator, which
 	// looks at the flag at every step and inside its long-running built-ins.
 	budget := e.timeout
@@ -98,32 +109,51 @@ func (e *Engine) outcome(d Decision, err error, watch *watchdog, budget time.Dur
 	return e.locate(d)
 }
 
-// judge evaluates the entries and composes them. A nil input is made of in and body.
-func (e *Engine) judge(ctx context.Context, in *Input, input ast.Value, body *parsedBody, cancel topdown.Cancel) (Decision, error) {
-	q := &e.request
-	switch in.Stage {
-	case StageRequest:
-	case StageConnection:
-		q = &e.connection
-	default:
-		return Decision{}, fmt.Errorf("input.stage %q is neither %s nor %s", in.Stage, StageRequest, StageConnection)
-	}
-	if input == nil {
-		input = e.plan.build(in, body)
-	}
-	sets, err := q.sets(ctx, input, cancel, in.TimeNS)
+// judge evaluates the entries, and those of the floor, and composes them. A nil
+// document is made of in and body.
+func (e *Engine) judge(ctx context.Context, in *Input, document ast.Value, body *parsedBody, cancel topdown.Cancel) (Decision, error) {
+	input, sets, err := e.entries(ctx, in, document, body, cancel)
 	if err != nil {
 		return Decision{}, err
+	}
+	var floorInput ast.Value
+	if e.floor != nil {
+		var floorSets entrySets
+		if floorInput, floorSets, err = e.floor.entries(ctx, in, document, body, cancel); err != nil {
+			return Decision{}, err
+		}
+		sets = append(sets, floorSets...)
 	}
 	d, err := e.composer.compose(ctx, in, sets, cancel)
 	if err != nil || d.Verdict == Deny || body.judged() {
 		return d, err
 	}
 	rule, err := e.guard.unjudged(ctx, input, body.unseen, cancel, in.TimeNS)
+	if err == nil && rule == nil && e.floor != nil {
+		rule, err = e.floor.guard.unjudged(ctx, floorInput, body.unseen, cancel, in.TimeNS)
+	}
 	if err != nil || rule == nil {
 		return d, err
 	}
 	return refuseUnjudged(rule, body), nil
+}
+
+// entries evaluates the entries of this policy alone, and returns its input.
+func (e *Engine) entries(ctx context.Context, in *Input, document ast.Value, body *parsedBody, cancel topdown.Cancel) (ast.Value, entrySets, error) {
+	q := &e.request
+	switch in.Stage {
+	case StageRequest:
+	case StageConnection:
+		q = &e.connection
+	default:
+		return nil, nil, fmt.Errorf("input.stage %q is neither %s nor %s", in.Stage, StageRequest, StageConnection)
+	}
+	input := document
+	if input == nil {
+		input = e.plan.build(in, body)
+	}
+	sets, err := q.sets(ctx, input, cancel, in.TimeNS)
+	return input, sets, err
 }
 
 // locate adds to the detail of a policy error where its rule is written.
@@ -132,7 +162,7 @@ func (e *Engine) locate(d Decision) Decision {
 		return d
 	}
 	for _, name := range d.Rules {
-		for _, r := range e.rules {
+		for _, r := range e.allRules() {
 			if r.name == name {
 				d.Detail = r.location() + ": " + d.Detail
 			}

@@ -84,7 +84,7 @@ func (e *Engine) readDocument(b []byte) (*document, error) {
 		doc.in.TimeNS, _ = n.Int64() // another number is no time
 	}
 	doc.body = documentParts(object)
-	doc.body.unseen &= e.plan.parts
+	doc.body.unseen &= e.parts
 	return doc, nil
 }
 

@@ -2,6 +2,8 @@ package policies
 
 import (
 	"fmt"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/open-policy-agent/opa/v1/ast"
@@ -16,11 +18,20 @@ type Options struct {
 	Dir  string // folder with *.rego and data (*.json, *.yaml); required
 	Mode string // ModeEnforce (default) or ModeMonitor
 
+	// Roots are further folders whose files count as if they were in Dir, such
+	// as those of other teams. Each must hold Rego; no two may set the same data.
+	Roots []string
+	// Floor is the operator's own policy folder, "" for none. It is compiled by
+	// itself: what its deny and ask entries say holds, and a request must also be
+	// allowed there, so that the other folders can only narrow it.
+	Floor string
+
 	// Credentials that the configuration defines, by name. Nil leaves the
 	// checks about credentials out.
 	Credentials map[string]CredentialInfo
 
 	EvalTimeout time.Duration // budget of one decision; 0 means DefaultEvalTimeout
+	KeepInput   bool          // fill Decision.Input and InputRef
 }
 
 // CredentialInfo is what Check needs to know of a configured credential.
@@ -42,6 +53,7 @@ type Engine struct {
 	dir     string
 	mode    string
 	timeout time.Duration
+	keep    bool
 	digest  string
 	sources []Source
 
@@ -55,6 +67,9 @@ type Engine struct {
 	composer            *composer
 	cache               *decisionCache // nil: decisions differ in every request
 	guard               *bodyGuard     // nil: no rule needs it
+	floor               *Engine        // nil: there is none
+	parts               part           // to be parsed, for the floor too
+	needs               Needs          // of the floor too
 	plan                *inputPlan
 	rules               []entryRule
 	creds               map[string]CredentialInfo
@@ -74,18 +89,42 @@ func Load(o Options) (*Engine, error) {
 	if o.EvalTimeout <= 0 {
 		o.EvalTimeout = DefaultEvalTimeout
 	}
-	files, err := readFolder(o.Dir)
+	files, err := readRoots(o.Dir, o.Roots)
 	if err != nil {
 		return nil, err
 	}
 	e := &Engine{
-		dir: o.Dir, mode: o.Mode, timeout: o.EvalTimeout,
+		dir: o.Dir, mode: o.Mode, timeout: o.EvalTimeout, keep: o.KeepInput,
 		digest: digestOf(files.sources), sources: files.sources, parsed: files.modules, creds: o.Credentials,
 	}
 	if err := e.compile(files); err != nil {
 		return nil, err
 	}
+	e.parts, e.needs = e.plan.parts, e.plan.needs
+	if o.Floor == "" {
+		return e, nil
+	}
+	if e.floor, err = Load(Options{Dir: o.Floor, Mode: o.Mode, Credentials: o.Credentials, EvalTimeout: o.EvalTimeout}); err != nil {
+		return nil, fmt.Errorf("the operator's floor: %w", err)
+	}
+	e.underFloor()
 	return e, nil
+}
+
+// underFloor takes over from the floor what concerns every decision.
+func (e *Engine) underFloor() {
+	f := e.floor
+	e.parts |= f.parts
+	e.needs.Body, e.needs.Time = e.needs.Body || f.needs.Body, e.needs.Time || f.needs.Time
+	if f.cache == nil {
+		e.cache = nil
+	}
+	for _, s := range f.sources {
+		s.Path = "floor:/" + s.Path
+		e.sources = append(e.sources, s)
+	}
+	slices.SortFunc(e.sources, func(a, b Source) int { return strings.Compare(a.Path, b.Path) })
+	e.digest = digestOf(e.sources)
 }
 
 // DenyAll returns an engine that refuses everything with no-rule and reason as
@@ -114,9 +153,10 @@ func (e *Engine) Revision() string {
 // Mode is ModeEnforce or ModeMonitor.
 func (e *Engine) Mode() string { return e.mode }
 
-// Sources lists the files the policy was loaded from, sorted by path. Tests
-// (*_test.rego) are not among them. The caller must not change the contents.
+// Sources lists the files the policy was loaded from, sorted by path. Those of
+// Options.Roots have paths that begin with "root1:/", "root2:/" and so on, those
+// of the floor "floor:/". Tests (*_test.rego) are not among them. The caller must not change the contents.
 func (e *Engine) Sources() []Source { return append([]Source(nil), e.sources...) }
 
 // Needs says what must be gathered for Decide.
-func (e *Engine) Needs() Needs { return e.plan.needs }
+func (e *Engine) Needs() Needs { return e.needs }

@@ -2,6 +2,8 @@ package policies
 
 import (
 	"context"
+	"maps"
+	"slices"
 	"strings"
 
 	"github.com/open-policy-agent/opa/v1/ast"
@@ -59,29 +61,34 @@ func (e *Engine) Explain(ctx context.Context, b []byte) (Explanation, error) {
 
 // trace evaluates the entries once more, slowly, and reads the events.
 func (e *Engine) trace(ctx context.Context, doc *document) []RuleTrace {
+	ways := e.ways(ctx, doc)
+	if e.floor != nil {
+		maps.Copy(ways, e.floor.ways(ctx, doc))
+	}
+	var traces []RuleTrace
+	for _, r := range e.allRules() {
+		if slices.Contains(stageKinds[doc.in.Stage], r.kind) {
+			traces = append(traces, r.traced(ways[r.compiled], doc.value))
+		}
+	}
+	return traces
+}
+
+// ways says how far each rule of this policy alone got.
+func (e *Engine) ways(ctx context.Context, doc *document) map[*ast.Rule]way {
 	q := &e.request
 	if doc.in.Stage == StageConnection {
 		q = &e.connection
 	}
 	if q.query == nil {
-		return nil
+		return map[*ast.Rule]way{}
 	}
 	watch := startWatchdog(testTimeout)
 	defer watch.stop()
 	tracer := topdown.NewBufferTracer()
 	// The outcome is in the decision; here the way counts, also of a failure.
 	_, _ = q.query.eval(ctx, doc.value, watch.cancel, doc.in.TimeNS, rego.EvalQueryTracer(tracer), rego.EvalRuleIndexing(false))
-
-	ways := readWays(*tracer)
-	var traces []RuleTrace
-	for _, r := range e.rules {
-		for _, kind := range stageKinds[doc.in.Stage] {
-			if r.kind == kind {
-				traces = append(traces, r.traced(ways[r.compiled], doc.value))
-			}
-		}
-	}
-	return traces
+	return readWays(*tracer)
 }
 
 // way is how far the evaluation of one rule got.

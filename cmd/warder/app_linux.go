@@ -180,7 +180,9 @@ func (a *app) loadPolicy(stderr io.Writer) error {
 		a.engine.Store(policies.DenyAll("no policy is configured"))
 		return nil
 	}
-	e, err := policies.Load(policies.Options{Dir: a.cfg.Policy.Path, Mode: a.cfg.Policy.Mode})
+	e, err := policies.Load(policies.Options{
+		Dir: a.cfg.Policy.Path, Mode: a.cfg.Policy.Mode, Roots: a.cfg.Policy.Roots, Floor: a.cfg.Policy.Floor,
+	})
 	if err != nil {
 		return err
 	}

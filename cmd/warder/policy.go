@@ -37,7 +37,34 @@ so no other program is needed. They work without a configuration.`,
 
 // policyFlags are common to the policy verbs.
 type policyFlags struct {
-	config, output string
+	config, output, floor string
+}
+
+// addFloor is for the verbs that judge with the operator's floor.
+func (f *policyFlags) addFloor(cmd *cobra.Command) {
+	cmd.Flags().StringVar(&f.floor, "floor", "", "the operator's policy `folder`, in place of the configuration's")
+}
+
+// options name all that is loaded. A folder given by hand stands alone, except
+// for --floor; without one it is what the configuration names.
+func (f *policyFlags) options(args []string, policyPathOf func(string) (string, error)) (policies.Options, error) {
+	dir, err := f.folder(args, policyPathOf)
+	if err != nil {
+		return policies.Options{}, err
+	}
+	o := policies.Options{Dir: dir, Floor: f.floor}
+	if len(args) == 1 {
+		return o, nil
+	}
+	cfg, err := config.LoadFound(f.config)
+	if err != nil {
+		return policies.Options{}, unusable(err)
+	}
+	o.Roots = cfg.Policy.Roots
+	if o.Floor == "" {
+		o.Floor = cfg.Policy.Floor
+	}
+	return o, nil
 }
 
 func (f *policyFlags) add(cmd *cobra.Command) {
@@ -77,14 +104,15 @@ Exit codes: 0 good, 1 does not load or compile, 2 loads but a check failed.`,
   warder policy check -o json`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			dir, err := flags.folder(args, policyPathOf)
+			options, err := flags.options(args, policyPathOf)
 			if err != nil {
 				return err
 			}
-			return checkPolicy(cmd.OutOrStdout(), cmd.ErrOrStderr(), dir, flags)
+			return checkPolicy(cmd.OutOrStdout(), cmd.ErrOrStderr(), options, flags)
 		},
 	}
 	flags.add(cmd)
+	flags.addFloor(cmd)
 	return cmd
 }
 
@@ -102,13 +130,13 @@ type policyReport struct {
 	Errors   []policies.Problem `json:"errors,omitempty"`
 }
 
-func checkPolicy(stdout, stderr io.Writer, dir string, flags policyFlags) error {
-	report := policyReport{Dir: dir}
-	credentials, err := knownCredentials(stderr, flags.config)
-	if err != nil {
+func checkPolicy(stdout, stderr io.Writer, options policies.Options, flags policyFlags) error {
+	report := policyReport{Dir: options.Dir}
+	var err error
+	if options.Credentials, err = knownCredentials(stderr, flags.config); err != nil {
 		return unusable(err)
 	}
-	engine, err := policies.Load(policies.Options{Dir: dir, Credentials: credentials})
+	engine, err := policies.Load(options)
 	if err != nil {
 		var failure *policies.LoadError
 		if errors.As(err, &failure) {
@@ -143,7 +171,7 @@ func checkPolicy(stdout, stderr io.Writer, dir string, flags policyFlags) error 
 		return unusable(err)
 	}
 	if failed > 0 {
-		return &exitError{exitPolicyFailed, fmt.Errorf("policy check: %s: %d failed", dir, failed)}
+		return &exitError{exitPolicyFailed, fmt.Errorf("policy check: %s: %d failed", options.Dir, failed)}
 	}
 	return nil
 }

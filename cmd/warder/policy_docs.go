@@ -23,11 +23,11 @@ refused or held: from the entries and the "# METADATA" above them, as Markdown.`
   warder policy docs -o json`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			dir, err := flags.folder(args, policyPathOf)
+			options, err := flags.options(args, policyPathOf)
 			if err != nil {
 				return err
 			}
-			engine, err := policies.Load(policies.Options{Dir: dir})
+			engine, err := policies.Load(options)
 			if err != nil {
 				return unusable(err)
 			}
@@ -37,7 +37,7 @@ refused or held: from the entries and the "# METADATA" above them, as Markdown.`
 					Rules    []policies.RuleDoc `json:"rules"`
 				}{engine.Revision(), engine.Catalogue()})
 			} else {
-				err = writeCatalogue(cmd.OutOrStdout(), dir, engine)
+				err = writeCatalogue(cmd.OutOrStdout(), options.Dir, engine)
 			}
 			if err != nil {
 				return unusable(err)
@@ -46,6 +46,7 @@ refused or held: from the entries and the "# METADATA" above them, as Markdown.`
 		},
 	}
 	flags.add(cmd)
+	flags.addFloor(cmd)
 	return cmd
 }
 
@@ -66,6 +67,9 @@ func writeCatalogue(w io.Writer, dir string, engine *policies.Engine) error {
 		for _, r := range engine.Catalogue() {
 			if r.Kind != part.kind {
 				continue
+			}
+			if r.Floor && r.Kind == "allow" {
+				r.Title = strings.TrimSpace("(only a ceiling) " + r.Title)
 			}
 			if rows++; rows == 1 {
 				fmt.Fprintf(&b, "\n## %s\n\n| rule | what | credential | owner | written in |\n|---|---|---|---|---|\n", part.title)

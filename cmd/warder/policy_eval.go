@@ -24,16 +24,17 @@ type inputFlags struct {
 
 func (f *inputFlags) add(cmd *cobra.Command) {
 	f.policyFlags.add(cmd)
+	f.addFloor(cmd)
 	cmd.Flags().StringVarP(&f.input, "input", "i", "-", "input document `file`, - for standard input")
 }
 
 // open loads the policy and reads the document.
 func (f *inputFlags) open(cmd *cobra.Command, args []string, policyPathOf func(string) (string, error)) (*policies.Engine, []byte, error) {
-	dir, err := f.folder(args, policyPathOf)
+	options, err := f.options(args, policyPathOf)
 	if err != nil {
 		return nil, nil, err
 	}
-	engine, err := policies.Load(policies.Options{Dir: dir})
+	engine, err := policies.Load(options)
 	if err != nil {
 		return nil, nil, unusable(err)
 	}

@@ -87,3 +87,26 @@ func TestPolicyDocsIsACatalogue(t *testing.T) {
 		t.Errorf("exit %d: %s", code, out)
 	}
 }
+
+func TestPolicyVerbsTakeTheFloor(t *testing.T) {
+	dir := policyFolder(t, map[string]string{"p.rego": goodPolicy})
+	floor := policyFolder(t, map[string]string{"f.rego": strings.ReplaceAll(goodPolicy, "api.github.com", "git.example")})
+	document := inputDocument(t, `{"stage": "request", "credentials": ["github-read"], "request": {"host": "api.github.com"}}`)
+	if out, code, _ := runPolicy(t, "", "eval", dir, "-i", document); code != 0 || !strings.HasPrefix(out, "allow") {
+		t.Fatalf("without: exit %d: %s", code, out)
+	}
+	if out, code, _ := runPolicy(t, "", "eval", dir, "--floor", floor, "-i", document); code != 0 || !strings.Contains(out, "floor does not allow") {
+		t.Errorf("by flag: exit %d: %s", code, out)
+	}
+	file := filepath.Join(t.TempDir(), "warder.yaml")
+	text := "version: 1\npolicy: {path: " + dir + ", floor: " + floor + "}\n"
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if out, code, err := runPolicy(t, dir, "eval", "--config", file, "-i", document); code != 0 || !strings.Contains(out, "floor does not allow") {
+		t.Errorf("by configuration: exit %d: %s %v", code, out, err)
+	}
+	if out, code, err := runPolicy(t, dir, "check", "--config", file); code != 2 || !strings.Contains(out, "f.rego") { // the credential is not configured
+		t.Errorf("check: exit %d: %s %v", code, out, err)
+	}
+}

@@ -10,6 +10,10 @@ import (
 func (c *Config) resolve(base, home string) {
 	abs := func(p *string) { *p = resolvePath(*p, base, home) }
 	abs(&c.Policy.Path)
+	for i := range c.Policy.Roots {
+		abs(&c.Policy.Roots[i])
+	}
+	abs(&c.Policy.Floor)
 	abs(&c.Audit.Dir)
 	if v := c.Vault; v != nil {
 		for _, p := range []*string{

@@ -35,8 +35,10 @@ type Config struct {
 
 // Policy says where the Rego is. Mode is enforce (default) or monitor.
 type Policy struct {
-	Path string `yaml:"path"`
-	Mode string `yaml:"mode"`
+	Path  string   `yaml:"path"`
+	Mode  string   `yaml:"mode"`
+	Roots []string `yaml:"roots"` // further folders, as if they were in Path
+	Floor string   `yaml:"floor"` // the operator's folder; the others can only narrow it
 }
 
 // Vault is the connection to HashiCorp Vault (or OpenBao).

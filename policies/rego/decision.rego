@@ -5,7 +5,9 @@
 #   composes one decision. A deny wins over everything, an unapproved ask holds
 #   the request, and only then does an allow let it through. Every entry is
 #   checked key by key first: one malformed entry makes the decision a
-#   policy-error, whatever the other entries say.
+#   policy-error, whatever the other entries say. Where the operator has set a
+#   floor (package warder.floor, active), its deny and ask entries count as if
+#   they were the authors', and a request must also be allowed there.
 package warder
 
 # METADATA
@@ -68,6 +70,18 @@ request_decision := error_decision(malformed_request) if {
 	count(allow_rules) == 0
 } else := {
 	"verdict": "deny",
+	"reason": "no-rule",
+	"rule": "",
+	"rules": [],
+	"credential": "",
+	"limits": [],
+	"message": "the operator's floor does not allow this",
+	"hint": "",
+} if {
+	floored
+	count(floor_allows) == 0
+} else := {
+	"verdict": "deny",
 	"reason": "ambiguous-credential",
 	"rule": min(allow_rules),
 	"rules": sort(allow_rules),
@@ -89,6 +103,17 @@ request_decision := error_decision(malformed_request) if {
 } if {
 	count(unoffered_credentials) > 0
 } else := {
+	"verdict": "deny",
+	"reason": "credential-binding",
+	"rule": min(allow_rules),
+	"rules": sort(allow_rules),
+	"credential": "",
+	"limits": [],
+	"message": sprintf("the operator's floor does not allow credential %s here", [concat(", ", unpermitted_credentials)]),
+	"hint": "",
+} if {
+	count(unpermitted_credentials) > 0
+} else := {
 	"verdict": "allow",
 	"reason": "",
 	"rule": min(allow_rules),
@@ -108,8 +133,10 @@ connection_decision := error_decision(malformed_connection) if {
 	count(deny_rules) > 0
 } else := connection_verdict("passthrough", passthrough_rules) if {
 	count(passthrough_rules) > 0
+	floor_passes
 } else := connection_verdict("tunnel", tunnel_rules) if {
 	count(tunnel_rules) > 0
+	floor_tunnels
 } else := connection_verdict("intercept", set())
 
 connection_verdict(verdict, names) := {
@@ -127,9 +154,13 @@ connection_verdict(verdict, names) := {
 
 allows := entries(data.warder.egress.allow)
 
-denies := entries(data.warder.egress.deny)
+denies contains entry if some entry in entries(data.warder.egress.deny)
 
-asks := entries(data.warder.egress.ask)
+denies contains entry if some entry in floor_denies
+
+asks contains entry if some entry in entries(data.warder.egress.ask)
+
+asks contains entry if some entry in floor_asks
 
 # The argument of a function has no inferred type. Without this step a policy
 # in which no entry has a key would make every mention of the key an error here.
@@ -151,16 +182,53 @@ unoffered_credentials := {name | some name in named_credentials; not name in inp
 
 # Each limit carries the rule that set it, because that rule's traffic is what it counts.
 all_limits := [object.union({"per": "run", "rule": entry.rule}, limit) |
-	some entry in allows
+	some entry in (allows | floor_allows)
 	some limit in entry.limits
 ]
 
 default encoded_slash := false
 
 encoded_slash if {
-	every entry in allows {
+	every entry in allows | floor_allows {
 		entry.encoded_slash == true
 	}
+}
+
+# ---- the operator's floor ----
+
+default floored := false
+
+floored if data.warder.floor.active
+
+floor_allows contains entry if some entry in data.warder.floor.allow
+
+floor_denies contains entry if some entry in data.warder.floor.deny
+
+floor_asks contains entry if some entry in data.warder.floor.ask
+
+floor_passes if not floored
+
+floor_passes if count(data.warder.floor.passthrough) > 0
+
+floor_tunnels if not floored
+
+floor_tunnels if count(data.warder.floor.tunnel) > 0
+
+# An entry of the floor that names a credential permits only that one.
+unpermitted_credentials := {name |
+	floored
+	some name in named_credentials
+	not permitted(name)
+}
+
+permitted(_) if {
+	some entry in floor_allows
+	not entry.credential
+}
+
+permitted(name) if {
+	some entry in floor_allows
+	entry.credential == name
 }
 
 # The text of the entries of one rule; the smallest, so that the answer is stable.
@@ -220,6 +288,21 @@ malformed_request contains problem("deny", entry, deny_keys) if {
 	not well_formed(entry, deny_keys)
 }
 
+malformed_request contains problem("allow", entry, allow_keys) if {
+	some entry in floor_allows
+	not well_formed_allow(entry)
+}
+
+malformed_request contains problem("ask", entry, ask_keys) if {
+	some entry in floor_asks
+	not well_formed_ask(entry)
+}
+
+malformed_request contains problem("deny", entry, deny_keys) if {
+	some entry in floor_denies
+	not well_formed(entry, deny_keys)
+}
+
 malformed_request contains not_a_set("allow") if {
 	value := data.warder.egress.allow
 	not is_set(value)
@@ -247,6 +330,21 @@ malformed_connection contains problem("passthrough", entry, bare_keys) if {
 
 malformed_connection contains problem("tunnel", entry, bare_keys) if {
 	some entry in data.warder.egress.tunnel
+	not well_formed(entry, bare_keys)
+}
+
+malformed_connection contains problem("deny", entry, deny_keys) if {
+	some entry in floor_denies
+	not well_formed(entry, deny_keys)
+}
+
+malformed_connection contains problem("passthrough", entry, bare_keys) if {
+	some entry in data.warder.floor.passthrough
+	not well_formed(entry, bare_keys)
+}
+
+malformed_connection contains problem("tunnel", entry, bare_keys) if {
+	some entry in data.warder.floor.tunnel
 	not well_formed(entry, bare_keys)
 }
 

@@ -299,3 +299,122 @@ test_passthrough_and_tunnel_allow_no_request if {
 		with data.warder.egress as {"passthrough": {{"rule": "p"}}, "tunnel": {{"rule": "t"}}}
 	d.reason == "no-rule"
 }
+
+# ---- the operator's floor ----
+
+floored(entries) := object.union({"active": true, "allow": set(), "deny": set(), "ask": set(), "passthrough": set(), "tunnel": set()}, entries)
+
+any_floor := floored({"allow": {{"rule": "ceiling"}}})
+
+test_floor_is_a_ceiling if {
+	d := warder.decision with input as request with data.warder.egress.allow as {read} with data.warder.floor as floored({})
+	d.verdict == "deny"
+	d.reason == "no-rule"
+	contains(d.message, "floor")
+
+	under := warder.decision with input as request with data.warder.egress.allow as {read} with data.warder.floor as any_floor
+	under.verdict == "allow"
+	under.rule == "read"
+	under.rules == ["read"]
+	under.credential == "github-read"
+}
+
+test_floor_grants_nothing if {
+	d := warder.decision with input as request with data.warder.floor as any_floor
+	d.verdict == "deny"
+	d.reason == "no-rule"
+	d.message == ""
+}
+
+test_floor_denies if {
+	floor := floored({"allow": {{"rule": "ceiling"}}, "deny": {{"rule": "floor-no", "message": "never", "hint": "ask the operator"}}})
+	d := warder.decision with input as request with data.warder.egress.allow as {read} with data.warder.floor as floor
+	d.reason == "denied"
+	d.rule == "floor-no"
+	d.message == "never"
+	d.hint == "ask the operator"
+}
+
+test_floor_asks if {
+	floor := floored({"allow": {{"rule": "ceiling"}}, "ask": {{"rule": "floor-ask", "scope": "run"}}})
+	d := warder.decision with input as request with data.warder.egress.allow as {read} with data.warder.floor as floor
+	d.verdict == "ask"
+	d.rule == "floor-ask"
+	d.scope == "run"
+
+	approved := object.union(request, {"approvals": ["floor-ask"]})
+	after := warder.decision with input as approved with data.warder.egress.allow as {read} with data.warder.floor as floor
+	after.verdict == "allow"
+}
+
+test_floor_permits_credentials if {
+	one := floored({"allow": {{"rule": "ceiling", "credential": "other"}}})
+	d := warder.decision with input as request with data.warder.egress.allow as {read} with data.warder.floor as one
+	d.reason == "credential-binding"
+	contains(d.message, "floor")
+	d.credential == ""
+
+	without := warder.decision with input as request with data.warder.egress.allow as {{"rule": "x"}} with data.warder.floor as one
+	without.verdict == "allow"
+	without.credential == ""
+
+	two := floored({"allow": {{"rule": "a", "credential": "other"}, {"rule": "b", "credential": "github-read"}}})
+	named := warder.decision with input as request with data.warder.egress.allow as {read} with data.warder.floor as two
+	named.verdict == "allow"
+
+	any := floored({"allow": {{"rule": "a", "credential": "other"}, {"rule": "b"}}})
+	open := warder.decision with input as request with data.warder.egress.allow as {read} with data.warder.floor as any
+	open.verdict == "allow"
+}
+
+test_limits_of_the_floor_apply if {
+	floor := floored({"allow": {{"rule": "ceiling", "limits": [{"requests": 7}]}}})
+	d := warder.decision with input as request with data.warder.egress.allow as {read} with data.warder.floor as floor
+	d.limits == [{"requests": 7, "per": "run", "rule": "ceiling"}]
+}
+
+test_encoded_slash_needs_the_floor_too if {
+	team := {{"rule": "x", "encoded_slash": true}}
+	d := warder.decision with input as request with data.warder.egress.allow as team with data.warder.floor as any_floor
+	d.encoded_slash == false
+
+	both := floored({"allow": {{"rule": "ceiling", "encoded_slash": true}}})
+	open := warder.decision with input as request with data.warder.egress.allow as team with data.warder.floor as both
+	open.encoded_slash == true
+}
+
+test_malformed_floor_is_policy_error if {
+	every floor in [
+		floored({"allow": {{"rule": "c"}, {"rule": "x", "other": 1}}}),
+		floored({"allow": {{"rule": "c"}}, "deny": {{"message": "no rule"}}}),
+		floored({"allow": {{"rule": "c"}}, "ask": {{"rule": "x", "scope": "always"}}}),
+	] {
+		d := warder.decision with input as request with data.warder.egress.allow as {read} with data.warder.floor as floor
+		d.reason == "policy-error"
+	}
+	every floor in [floored({"deny": {1}}), floored({"passthrough": {{"rule": ""}}}), floored({"tunnel": {{"rule": "t", "x": 1}}})] {
+		d := warder.decision with input as connection with data.warder.floor as floor
+		d.reason == "policy-error"
+	}
+}
+
+test_floor_opens_connections if {
+	pass := {{"rule": "p"}}
+	shut := warder.decision with input as connection with data.warder.egress.passthrough as pass with data.warder.floor as any_floor
+	shut.verdict == "intercept"
+
+	floor := floored({"passthrough": {{"rule": "f"}}})
+	open := warder.decision with input as connection with data.warder.egress.passthrough as pass with data.warder.floor as floor
+	open.verdict == "passthrough"
+	open.rule == "p"
+
+	alone := warder.decision with input as connection with data.warder.floor as floor
+	alone.verdict == "intercept"
+
+	tunnelled := warder.decision with input as connection with data.warder.egress.tunnel as pass with data.warder.floor as floor
+	tunnelled.verdict == "intercept"
+
+	denied := floored({"passthrough": {{"rule": "f"}}, "deny": {{"rule": "d"}}})
+	never := warder.decision with input as connection with data.warder.egress.passthrough as pass with data.warder.floor as denied
+	never.verdict == "intercept"
+}
