@@ -106,6 +106,12 @@ type Decision struct {
 	Digest       string // "sha256:…" of its sources
 	Mode         string // enforce | monitor
 	Detail       string // for operators and the log: why a policy-error happened; never sent to the sandbox
+
+	// With Options.KeepInput: those parts of the input that the policy refers to, as
+	// canonical JSON in which Masked stands for what may be a secret, and "sha256:" and
+	// the hex digest of it. Nil and "" when it is over 64 KiB. Must not be changed.
+	Input    []byte
+	InputRef string
 }
 
 // MonitorPasses reports whether monitor mode lets this refusal through
