@@ -104,7 +104,7 @@ func (c caps) request(in Request) Request {
 		Host: c.text(in.Host, capHost), Port: in.Port, Path: c.text(in.Path, capPath),
 		QueryKeys: c.list(in.QueryKeys, capList, capWord), Protocol: c.word(in.Protocol),
 		HeaderNames: c.list(in.HeaderNames, capList, capWord),
-		Bytes:       in.Bytes, Attempts: in.Attempts, Asked: c.text(in.Asked, capHost),
+		Bytes:       in.Bytes, Attempts: in.Attempts, StandIns: in.StandIns, Asked: c.text(in.Asked, capHost),
 	}
 }
 

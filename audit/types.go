@@ -76,7 +76,8 @@ type Request struct {
 	HeaderNames []string `json:"header_names,omitempty"`
 	Bytes       int64    `json:"bytes"`
 	Attempts    int      `json:"attempts"`
-	Asked       string   `json:"asked,omitempty"` // the other name of an authority mismatch
+	StandIns    int64    `json:"stand_ins,omitempty"` // seen in the streamed body, and sent on as they were
+	Asked       string   `json:"asked,omitempty"`     // the other name of an authority mismatch
 }
 
 // Dst is what was really dialled.

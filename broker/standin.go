@@ -56,6 +56,18 @@ func parseStandIn(template string) (standIn, error) {
 	return parts, nil
 }
 
+// StandInUses names, for each variable of StandIns, the credentials of this run
+// that it stands for, sorted.
+func (s *Session) StandInUses() map[string][]string {
+	out := make(map[string][]string, len(s.stand))
+	for _, name := range s.names {
+		for env := range s.entries[name].cred.standIn {
+			out[env] = append(out[env], name)
+		}
+	}
+	return out
+}
+
 // fresh makes a new value of the template's shape.
 func (s standIn) fresh() string {
 	var b strings.Builder

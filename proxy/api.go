@@ -62,6 +62,9 @@ type RunOptions struct {
 	Offered []string // names of the credentials that policy may choose
 	Granter Granter  // nil: every credential is unavailable
 	CA      *CA      // nil: a fresh one in memory
+
+	// StandIns are recognised wherever they are sent; see StandInsOf.
+	StandIns []StandIn
 }
 
 // Destination is where a transparent connection was going.

@@ -44,6 +44,7 @@ type exchange struct {
 	grant    *broker.Grant
 	refusal  *refusal
 
+	standIns atomic.Int64 // seen in the body
 	sent     atomic.Int64 // body bytes towards the upstream
 	received atomic.Int64 // body bytes towards the client
 	masked   []*atomic.Int64

@@ -184,10 +184,11 @@ type sendBody struct {
 	read atomic.Bool   // Read was called
 	r    *http.Request // whose trailers are copied at the end
 	out  http.Header
+	seen standInCounter
 }
 
 func (x *exchange) sending(r *http.Request) *sendBody {
-	b := &sendBody{x: x, in: r.Body}
+	b := &sendBody{x: x, in: r.Body, seen: standInCounter{list: x.run.standIns}}
 	r.GetBody = nil
 	if r.Body == nil || r.Body == http.NoBody {
 		b.in = nil
@@ -240,6 +241,8 @@ func (b *sendBody) Read(p []byte) (n int, err error) {
 	b.read.Store(true)
 	n, err = b.in.Read(p)
 	b.x.sent.Add(int64(n))
+	b.seen.add(p[:n])
+	b.x.standIns.Store(b.seen.n)
 	if b.x.spendBytes("out", n) {
 		f := b.x.limitRefusal("bytes_out", 0, "scope")
 		f.detail = "the limit of bytes sent is used up"
@@ -247,6 +250,11 @@ func (b *sendBody) Read(p []byte) (n int, err error) {
 		return 0, f
 	}
 	if err == io.EOF && b.r != nil {
+		if where, env := inHeader(b.r.Trailer, b.x.run.standIns); env != "" {
+			f := b.x.standInLeak(env, "trailer, "+where)
+			b.x.interrupt(f)
+			return n, f
+		}
 		for name := range b.out {
 			b.out[name] = b.r.Trailer[name]
 		}
@@ -264,6 +272,8 @@ type answerBody struct {
 	x  *exchange
 	in io.ReadCloser
 	up io.Writer // nil unless the connection was upgraded
+
+	seen standInCounter // of what is written to it
 }
 
 func (b *answerBody) Read(p []byte) (n int, err error) {
@@ -304,6 +314,9 @@ func (b *answerBody) Write(p []byte) (int, error) {
 	}
 	n, err := b.up.Write(p)
 	b.x.sent.Add(int64(n))
+	b.seen.list = b.x.run.standIns
+	b.seen.add(p[:n])
+	b.x.standIns.Store(b.seen.n)
 	return n, err
 }
 

@@ -1,7 +1,6 @@
 package proxy
 
 import (
-	"bytes"
 	"fmt"
 	"io"
 	"maps"
@@ -213,17 +212,13 @@ func (x *exchange) readAhead(r *http.Request, in *policies.Request) *refusal {
 	if r.Body == nil || r.Body == http.NoBody {
 		return nil
 	}
-	ctl := http.NewResponseController(x.w.ResponseWriter)
-	_ = ctl.SetReadDeadline(time.Now().Add(x.p.limits.HeaderTimeout))
 	most := x.p.limits.BodyCap
-	got, err := io.ReadAll(io.LimitReader(r.Body, most+1))
-	_ = ctl.SetReadDeadline(time.Time{})
+	got, err := x.peekBody(r, most)
 	if err != nil {
 		f := badRequest("the body could not be read")
 		f.cause = err.Error()
 		return f
 	}
-	r.Body = &aheadBody{Reader: io.MultiReader(bytes.NewReader(got), r.Body), Closer: r.Body}
 	in.Body = got
 	if int64(len(got)) > most {
 		in.Body, in.BodyTruncated = got[:most], true

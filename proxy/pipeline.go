@@ -71,10 +71,12 @@ func (p *Proxy) onRequest(r *http.Request, ctx *goproxy.ProxyCtx) (*http.Request
 	ctx.RoundTripper = x
 	for _, step := range []func(*http.Request) *refusal{
 		x.decide,
+		x.noStandIn,
 		x.withinLimits,
 		x.reserve,
 		x.grantCredential,
 		x.inject,
+		x.noStandInLeft,
 	} {
 		if f := step(r); f != nil {
 			x.refuse(f)

@@ -68,7 +68,7 @@ func (x *exchange) complete() {
 		}
 	}
 	rec.Dst = x.dst
-	rec.Request.Bytes, rec.Request.Attempts = x.sent.Load(), x.attempts
+	rec.Request.Bytes, rec.Request.Attempts, rec.Request.StandIns = x.sent.Load(), x.attempts, x.standIns.Load()
 	rec.Timing = &x.timing
 	if x.status != 0 {
 		rec.Response = &audit.Response{Status: x.status, Bytes: x.received.Load(), Scrubbed: x.scrubbed()}

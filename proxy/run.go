@@ -26,15 +26,16 @@ type Granter interface {
 // Run is one run's side of the proxy: its CA, its upstream pools, its limits.
 // It is safe for concurrent use.
 type Run struct {
-	p       *Proxy
-	id      *identity.Run // nil: callers that are not identified yet
-	offered []string
-	granter Granter
-	ca      *CA
-	minter  *minter
-	tls     *tls.Config // one for all its connections, so that sessions resume
-	dialer  *dialer
-	lobby   *lobby // set: callers are not identified yet
+	p        *Proxy
+	id       *identity.Run // nil: callers that are not identified yet
+	offered  []string
+	granter  Granter
+	standIns []StandIn
+	ca       *CA
+	minter   *minter
+	tls      *tls.Config // one for all its connections, so that sessions resume
+	dialer   *dialer
+	lobby    *lobby // set: callers are not identified yet
 
 	ctx    context.Context
 	cancel context.CancelFunc
@@ -70,7 +71,8 @@ func (p *Proxy) newRun(id *identity.Run, o RunOptions) (*Run, error) {
 	}
 	r := &Run{
 		p: p, id: id, offered: slices.Clone(o.Offered), granter: o.Granter,
-		ca: ca, minter: newMinter(ca, p.leafKey, p.clock),
+		standIns: slices.DeleteFunc(slices.Clone(o.StandIns), func(s StandIn) bool { return s.Value == "" }),
+		ca:       ca, minter: newMinter(ca, p.leafKey, p.clock),
 		conns:      make(map[net.Conn]struct{}),
 		transports: make(map[string]*http.Transport),
 		grpc:       make(map[string]*http2.Transport),

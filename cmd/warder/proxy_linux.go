@@ -120,7 +120,7 @@ func (s *proxyRuns) open(_ context.Context, client string) (*proxy.Run, error) {
 	if err != nil {
 		return nil, errors.Join(err, journal.Close())
 	}
-	r, err := s.app.proxy.NewRun(proxy.RunOptions{Run: ident, Offered: sess.Offered(), Granter: sess, CA: s.ca})
+	r, err := s.app.proxy.NewRun(proxy.RunOptions{Run: ident, Offered: sess.Offered(), Granter: sess, CA: s.ca, StandIns: proxy.StandInsOf(sess)})
 	if err != nil {
 		return nil, errors.Join(err, journal.Close())
 	}
