@@ -14,6 +14,7 @@ import (
 	"sort"
 	"strings"
 	"syscall"
+	"unicode/utf8"
 
 	"warder/audit"
 )
@@ -37,6 +38,26 @@ type collector struct {
 	most  int64 // of bytes
 }
 
+// prepareArtifacts makes the folder that artefacts go to, before the task runs:
+// afterwards it would be too late to choose another.
+func prepareArtifacts(patterns []string, destDir string) error {
+	if len(patterns) == 0 {
+		return nil
+	}
+	err := os.MkdirAll(destDir, 0o755)
+	if err == nil {
+		var f *os.File
+		if f, err = os.CreateTemp(destDir, ".warder-*.part"); err == nil {
+			_ = f.Close()
+			err = os.Remove(f.Name())
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("artefacts: %w; hint: choose a writable --artifacts-dir", err)
+	}
+	return nil
+}
+
 // collectArtifacts copies what the patterns name into destDir. A pattern is a
 // file, a folder (recursive) or a glob below /workspace or /out; a relative one
 // is below /workspace, and "**" stands for any number of folders. The file
@@ -45,8 +66,8 @@ func collectArtifacts(workspace, out *os.File, patterns []string, destDir string
 	if len(patterns) == 0 {
 		return nil, nil
 	}
-	if err := os.MkdirAll(destDir, 0o755); err != nil {
-		return nil, fmt.Errorf("artefacts: %w; hint: choose a writable --artifacts-dir", err)
+	if err := prepareArtifacts(patterns, destDir); err != nil {
+		return nil, err
 	}
 	dest, err := os.OpenRoot(destDir)
 	if err != nil {
@@ -72,8 +93,27 @@ func collectArtifacts(workspace, out *os.File, patterns []string, destDir string
 	return c.files, nil
 }
 
+// shownName spells out the bytes of a name that are not UTF-8, as \xNN: replaced
+// by U+FFFD two files could look like one.
+func shownName(p string) string {
+	if utf8.ValidString(p) {
+		return p
+	}
+	var b strings.Builder
+	for len(p) > 0 {
+		r, n := utf8.DecodeRuneInString(p)
+		if r == utf8.RuneError && n == 1 {
+			fmt.Fprintf(&b, `\x%02x`, p[0])
+		} else {
+			b.WriteString(p[:n])
+		}
+		p = p[n:]
+	}
+	return b.String()
+}
+
 func (c *collector) refuse(p, why string) {
-	c.files = append(c.files, audit.File{Path: p, Refused: why})
+	c.files = append(c.files, audit.File{Path: shownName(p), Refused: why})
 }
 
 func (c *collector) collect(pattern string) {
@@ -306,7 +346,7 @@ func (c *collector) copyFile(root *os.Root, p, full string, mode fs.FileMode) {
 	}
 	c.taken[full], c.taken["dest:"+p] = true, true
 	c.bytes += n
-	c.files = append(c.files, audit.File{Path: full, Size: n, Mode: fmt.Sprintf("%04o", mode.Perm()), SHA256: sum})
+	c.files = append(c.files, audit.File{Path: shownName(full), Size: n, Mode: fmt.Sprintf("%04o", mode.Perm()), SHA256: sum})
 }
 
 // write stores one artefact by a temporary name and a rename, so that an

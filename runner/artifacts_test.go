@@ -204,3 +204,24 @@ func TestArtifactPatterns(t *testing.T) {
 		}
 	}
 }
+
+func TestArtifactNamesThatAreNotUTF8AreToldApart(t *testing.T) {
+	_, out, wsf, outf := folders(t)
+	write(t, filepath.Join(out, "bad\xff"), "one", 0o644)
+	write(t, filepath.Join(out, "bad\xfe"), "two", 0o644)
+	write(t, filepath.Join(out, "é\n"), "three", 0o644)
+	dest := t.TempDir()
+	files, err := collectArtifacts(wsf, outf, []string{"/out"}, dest, 1<<20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := byPath(files)
+	for p, want := range map[string]string{`/out/bad\xff`: "one", `/out/bad\xfe`: "two", "/out/é\n": "three"} {
+		if m[p].SHA256 != hashOf(want) {
+			t.Errorf("%q: %+v of %+v", p, m[p], files)
+		}
+	}
+	if b, err := os.ReadFile(filepath.Join(dest, "bad\xff")); string(b) != "one" {
+		t.Errorf("on the host: %q, %v", b, err)
+	}
+}

@@ -124,6 +124,9 @@ func (u *run) begin(ctx context.Context) error {
 	if u.limits, err = u.t.Limits.withDefaults(); err != nil {
 		return refusef("limits: %w", err)
 	}
+	if err := prepareArtifacts(u.t.Artifacts, u.t.ArtifactsDir); err != nil {
+		return refusef("%w", err)
+	}
 	if u.plan, err = planInputs(u.t.Inputs); err != nil {
 		return refusef("%w", err)
 	}
@@ -329,6 +332,9 @@ func (u *run) configure(ctx context.Context) error {
 		}
 	} else {
 		err = errors.Join(err, u.helperFailure())
+	}
+	if err != nil && u.cg.oomKilled() {
+		return &Error{ExitOOM, errors.New("out of memory while the inputs were copied: /workspace and /out are in memory; hint: --memory")}
 	}
 	if err != nil {
 		return refusef("prepare sandbox: %w", err)

@@ -135,3 +135,31 @@ func TestE2EArtifactsThatTheirAuthorClosed(t *testing.T) {
 		}
 	}
 }
+
+// A folder that results cannot go to is refused before the task runs.
+func TestE2EArtifactsDirIsTriedFirst(t *testing.T) {
+	l := newLab(t)
+	l.write("file", "")
+	o := l.sh("curl -s https://api.allowed.test/v1/x", "--artifact", "/out", "--artifacts-dir", filepath.Join(l.dir, "file"))
+	l.mustHold(o, 125, "choose a writable --artifacts-dir")
+	if n := l.up.connections(); n != 0 {
+		t.Errorf("the task ran: %d connections", n)
+	}
+	l.mustHold(l.sh("curl -s https://api.allowed.test/v1/x; echo r > /out/r", "--artifact", "/out", "--artifacts-dir", filepath.Join(l.dir, "new/dir")), 0, "answer")
+	if left, err := os.ReadDir(filepath.Join(l.dir, "new/dir")); err != nil || len(left) != 1 || left[0].Name() != "r" {
+		t.Errorf("artefacts: %v, %v", left, err)
+	}
+}
+
+// With a memory cgroup /workspace counts as memory, and the message says so.
+func TestE2EInputsThatAreTooLargeAreTold(t *testing.T) {
+	l := newLab(t)
+	l.write("large", "")
+	if err := os.Truncate(filepath.Join(l.dir, "large"), 300<<20); err != nil {
+		t.Fatal(err)
+	}
+	l.mustHold(l.sh("true", "--input", "large", "--disk", "1Mi"), 125, "no space left")
+	if os.Geteuid() == 0 {
+		l.mustHold(l.sh("true", "--input", "large", "--memory", "32Mi"), 137, "hint: --memory")
+	}
+}
