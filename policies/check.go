@@ -45,6 +45,7 @@ func (e *Engine) Check() []Finding {
 	for _, r := range e.rules {
 		c.entry(r)
 		c.credential(r, e.creds)
+		c.conditions(r, e.creds)
 	}
 	for _, file := range sortedKeys(e.parsed) {
 		c.literals(e.parsed[file])

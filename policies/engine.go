@@ -54,6 +54,7 @@ type Engine struct {
 	mode    string
 	timeout time.Duration
 	keep    bool
+	kept    *inputPlan // what is kept of an input; nil: nothing
 	digest  string
 	sources []Source
 
@@ -101,13 +102,15 @@ func Load(o Options) (*Engine, error) {
 		return nil, err
 	}
 	e.parts, e.needs = e.plan.parts, e.plan.needs
-	if o.Floor == "" {
-		return e, nil
+	if o.Floor != "" {
+		if e.floor, err = Load(Options{Dir: o.Floor, Mode: o.Mode, Credentials: o.Credentials, EvalTimeout: o.EvalTimeout}); err != nil {
+			return nil, fmt.Errorf("the operator's floor: %w", err)
+		}
+		e.underFloor()
 	}
-	if e.floor, err = Load(Options{Dir: o.Floor, Mode: o.Mode, Credentials: o.Credentials, EvalTimeout: o.EvalTimeout}); err != nil {
-		return nil, fmt.Errorf("the operator's floor: %w", err)
+	if e.keep {
+		e.kept = e.keptPlan()
 	}
-	e.underFloor()
 	return e, nil
 }
 

@@ -160,3 +160,27 @@ func TestRootsCountAsOneFolder(t *testing.T) {
 		t.Error("an empty root loads")
 	}
 }
+
+// What is kept of an input is enough to come to the same decision, also about
+// what only the floor reads.
+func TestKeptInputsGiveTheSameDecision(t *testing.T) {
+	team := map[string]string{"p.rego": partRules}
+	e, err := Load(Options{Dir: write(t, team), Floor: write(t, map[string]string{"f.rego": floorRules}), EvalTimeout: time.Minute, KeepInput: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	reasons := map[string]bool{}
+	for i, change := range append(changes, host("evil.example"), host("llm.example"), func(in *Input) { in.Run.Agent = "x" },
+		func(in *Input) { truncated(in); in.Request.Host = "git.example" }, func(in *Input) { jsonBody(`{"id": 1}`)(in); in.Request.Path = "/graphql" }) {
+		live := decide(t, e, change)
+		again, err := e.DecideDocument(context.Background(), live.Input)
+		live.Input, live.InputRef = nil, ""
+		if err != nil || jsonOf(t, stripped(again)) != jsonOf(t, stripped(live)) {
+			t.Errorf("change %d: %+v, then %+v, %v", i, live, again, err)
+		}
+		reasons[live.Reason] = true
+	}
+	if len(reasons) < 4 {
+		t.Errorf("only %v", reasons)
+	}
+}

@@ -17,10 +17,44 @@ const maxKeptInput = 64 << 10
 // Masked stands in a kept input for a value that may be a secret.
 const Masked = "(masked)"
 
+// keptPlan builds what a decision can be made from again: the parts that the
+// policy and its floor refer to, and those that the composition needs.
+func (e *Engine) keptPlan() *inputPlan {
+	refs := &reference{}
+	e.plan.refs.each(nil, func(path []string) { refs.add(path, true) })
+	if e.floor != nil {
+		e.floor.plan.refs.each(nil, func(path []string) { refs.add(path, true) })
+	}
+	for _, name := range []string{"stage", "approvals", "credentials"} {
+		refs.add([]string{name}, true)
+	}
+	for _, name := range sortedKeys(partNames) {
+		if refs.has("request", name) { // whether it could be read
+			refs.add([]string{"request", "body_truncated"}, true)
+			refs.add([]string{"request", "unparsed"}, true)
+			if p := partNames[name]; p != partBody {
+				refs.add([]string{"request", name, "unparsed"}, true)
+			}
+		}
+	}
+	return newInputPlan(refs, e.needs.Time)
+}
+
+// each calls visit for every reference.
+func (r *reference) each(path []string, visit func([]string)) {
+	if r.whole || len(r.parts) == 0 {
+		visit(path)
+		return
+	}
+	for _, name := range sortedKeys(r.parts) {
+		r.parts[name].each(append(path[:len(path):len(path)], name), visit)
+	}
+}
+
 // keepInput notes in d what it was decided from.
 func (e *Engine) keepInput(d *Decision, in *Input, body *parsedBody) {
 	k := keeper{}
-	if e.plan.refs == nil || !k.value(e.plan.build(in, body), nil) {
+	if e.kept == nil || !k.value(e.kept.build(in, body), nil) {
 		return
 	}
 	sum := sha256.Sum256(k.out)

@@ -50,9 +50,9 @@ func keptRequest() *Input {
 func TestTheInputThatIsKept(t *testing.T) {
 	e := keepingEngine(t, true)
 	d := e.Decide(t.Context(), keptRequest())
-	want := `{"request":{"body":{"id":12345678901234567890,"list":[{"apiKey":"(masked)"}],"n":1.50,"note":"hello","password":"(masked)","text":"(masked)"},` +
+	want := `{"approvals":[],"credentials":[],"request":{"body":{"id":12345678901234567890,"list":[{"apiKey":"(masked)"}],"n":1.50,"note":"hello","password":"(masked)","text":"(masked)"},"body_truncated":false,` +
 		`"headers":{"accept":["application/vnd.github.v3+json"],"authorization":["(masked)"]},"host":"api.allowed.test",` +
-		`"query":{"access_token":["(masked)"],"page":["2"],"q":["(masked)"]}}}`
+		`"query":{"access_token":["(masked)"],"page":["2"],"q":["(masked)"]},"unparsed":false},"stage":"request"}`
 	if string(d.Input) != want || !json.Valid(d.Input) {
 		t.Errorf("kept\n%s\nwant\n%s", d.Input, want)
 	}
@@ -91,7 +91,7 @@ func TestACachedDecisionKeepsItsInput(t *testing.T) {
 	if e.cache.len() != 1 {
 		t.Fatal("the decision is not in the cache: the test shows nothing")
 	}
-	if first.InputRef == "" || second.InputRef != first.InputRef || string(second.Input) != `{"request":{"host":"api.allowed.test"}}` {
+	if first.InputRef == "" || second.InputRef != first.InputRef || string(second.Input) != `{"approvals":[],"credentials":[],"request":{"host":"api.allowed.test"},"stage":"request"}` {
 		t.Errorf("%s, then %s: %s", first.InputRef, second.InputRef, second.Input)
 	}
 }
