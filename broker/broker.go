@@ -42,6 +42,10 @@ type Options struct {
 	Getenv      func(string) (string, bool)  // nil: os.LookupEnv
 	Log         *slog.Logger                 // nil: discard
 
+	// Stopped is asked before each grant whether the operator has stopped the use
+	// of a credential by a run that began at since; nil: never.
+	Stopped func(run, credential string, since time.Time) bool
+
 	// OnLease is told of every token and lease: event is "lease.issue",
 	// "lease.revoke" or "lease.unconfirmed". It may be nil and must not block.
 	OnLease func(event, runID string, o Outcome)

@@ -27,15 +27,17 @@ func TestAnotherServerIsAskedWhenOneDoesNotAnswerForTheCluster(t *testing.T) {
 		answer http.HandlerFunc
 		moves  bool // within the same call
 	}{
-		"sealed":            {jsonAnswer(503, `{"errors":["Vault is sealed"]}`), true},
-		"standby of DR":     {jsonAnswer(472, `{"errors":[]}`), true},
-		"standby of perf":   {jsonAnswer(473, `{"errors":[]}`), true},
-		"standby redirects": {func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, "http://127.0.0.1:1/", http.StatusTemporaryRedirect) }, true},
-		"gateway":           {jsonAnswer(503, `<html>no upstream</html>`), false},
-		"one engine":        {jsonAnswer(500, `{"errors":["internal error"]}`), false},
-		"cut off":           {hangUp, false},
-		"denied":            {jsonAnswer(403, `{"errors":["permission denied"]}`), false},
-		"wrong":             {jsonAnswer(400, `{"errors":["unknown role"]}`), false},
+		"sealed":          {jsonAnswer(503, `{"errors":["Vault is sealed"]}`), true},
+		"standby of DR":   {jsonAnswer(472, `{"errors":[]}`), true},
+		"standby of perf": {jsonAnswer(473, `{"errors":[]}`), true},
+		"standby redirects": {func(w http.ResponseWriter, r *http.Request) {
+			http.Redirect(w, r, "http://127.0.0.1:1/", http.StatusTemporaryRedirect)
+		}, true},
+		"gateway":    {jsonAnswer(503, `<html>no upstream</html>`), false},
+		"one engine": {jsonAnswer(500, `{"errors":["internal error"]}`), false},
+		"cut off":    {hangUp, false},
+		"denied":     {jsonAnswer(403, `{"errors":["permission denied"]}`), false},
+		"wrong":      {jsonAnswer(400, `{"errors":["unknown role"]}`), false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			second := newFake(t, nil)

@@ -47,15 +47,8 @@ func mayPass(err error) bool {
 func (v *vault) revoke(ctx context.Context, accessor string, leases []string, correlation string) error {
 	var errs []error
 	for _, id := range leases {
-		err := v.withLogin(ctx, func(l *login) error {
-			_, err := v.conn.do(ctx, vaultCall{
-				method: http.MethodPost, path: "sys/leases/revoke/" + id, token: l.token,
-				body: map[string]any{"sync": true}, correlation: correlation, urgent: true,
-			})
-			return err
-		})
-		if err != nil && !saysGone(err, "invalid lease", "lease not found") {
-			errs = append(errs, fmt.Errorf("lease not revoked in its target system: %w", err))
+		if err := v.revokeLease(ctx, id, correlation); err != nil {
+			errs = append(errs, err)
 		}
 	}
 	err := v.withLogin(ctx, func(l *login) error {

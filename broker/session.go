@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"time"
 
 	"warder/internal/identity"
 )
@@ -19,6 +20,7 @@ type Session struct {
 	journal Journal
 	stand   map[string]string
 	vault   *runTokens // nil without Vault
+	began   time.Time
 
 	ctx    context.Context // of fetches: they outlive the request that wanted them
 	cancel context.CancelFunc
@@ -33,7 +35,7 @@ type Session struct {
 }
 
 func newSession(b *Broker, run identity.Run, names []string, entries map[string]*entry, j Journal) *Session {
-	s := &Session{b: b, run: run, names: names, entries: entries, journal: j, stand: map[string]string{}}
+	s := &Session{b: b, run: run, names: names, entries: entries, journal: j, stand: map[string]string{}, began: b.opts.Clock()}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	for _, name := range names {
 		for env, t := range entries[name].cred.standIn {
@@ -74,6 +76,9 @@ func (s *Session) Grant(ctx context.Context, name string, t Target) (*Grant, err
 	}
 	if what := e.cred.binding.refuses(t); what != "" {
 		return nil, &Error{Reason: ReasonBinding, Credential: name, Cause: fmt.Errorf("the %s is outside of its binding", what)}
+	}
+	if s.stopped(e) {
+		return nil, &Error{Reason: ReasonUnavailable, Credential: name, Cause: errors.New("the operator has stopped its use by this run")}
 	}
 	m, stale, err := s.material(ctx, e, t.RequestID)
 	if err != nil {

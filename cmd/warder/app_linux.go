@@ -144,7 +144,7 @@ func (a *app) connect(o appOptions) error {
 	}
 	opts := broker.Options{
 		Vault: a.cfg.Vault, Credentials: a.cfg.Credentials, ConfigFile: a.cfg.File,
-		StateDir: cmp.Or(o.keys, keyDir(a.cfg)), OneShot: o.oneShot,
+		StateDir: cmp.Or(o.keys, keyDir(a.cfg)), OneShot: o.oneShot, Stopped: a.state.Stopped,
 		Getenv: os.LookupEnv, OnLease: a.recordLease, Log: a.log,
 	}
 	if a.cfg.Vault != nil {

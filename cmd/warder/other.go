@@ -26,4 +26,5 @@ func newDemoCmd() *cobra.Command   { return linuxOnly("demo", "Show the whole of
 func newPsCmd() *cobra.Command     { return linuxOnly("ps", "List runs") }
 func newRmCmd() *cobra.Command     { return linuxOnly("rm", "End runs") }
 func newGcCmd() *cobra.Command     { return linuxOnly("gc", "Clean up after dead runs") }
+func newRevokeCmd() *cobra.Command { return linuxOnly("revoke", "Stop and revoke credentials") }
 func newDoctorCmd() *cobra.Command { return linuxOnly("doctor", "Check what a sandbox needs") }

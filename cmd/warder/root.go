@@ -56,7 +56,7 @@ out, so that no secret enters the sandbox, and keeps a record that proves itself
 		SilenceErrors: true,
 		Args:          cobra.NoArgs,
 	}
-	root.AddCommand(newRunCmd(), newProxyCmd(), newDemoCmd(), newPsCmd(), newRmCmd(), newGcCmd(), newDoctorCmd(), newVersionCmd(), newConfigCmd(),
+	root.AddCommand(newRunCmd(), newProxyCmd(), newDemoCmd(), newPsCmd(), newRmCmd(), newGcCmd(), newRevokeCmd(), newDoctorCmd(), newVersionCmd(), newConfigCmd(),
 		newAuditCmd(auditDir), newPolicyCmd(policyPath), newCredentialCmd(loadCredentials))
 	return root
 }
