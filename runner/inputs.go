@@ -1,10 +1,6 @@
 package runner
 
 import (
-	"archive/tar"
-	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -12,26 +8,34 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
 	"strings"
-	"syscall"
 	"time"
-
-	"warder/audit"
 )
 
-// Input is one --input: a file or a folder of the host that is copied in.
+// Input is one --input: a file, a folder or an archive of the host that is copied in.
 type Input struct {
-	Source string // host path
+	Source string // host path; "tar:" or "zip:" and a path for what is in an archive; "-" is standard input
 	Dest   string // path inside; relative ones are below /workspace; "" means the source's name
 }
 
-// ParseInput reads SRC[:DST].
+// ParseInput reads [tar:|zip:]SRC[:DST].
 func ParseInput(s string) (Input, error) {
-	src, dst, _ := strings.Cut(s, ":")
+	kind, rest := splitKind(s)
+	src, dst, _ := strings.Cut(rest, ":")
 	if src == "" {
-		return Input{}, fmt.Errorf("input %q: no source; hint: --input SRC[:DST]", s)
+		return Input{}, fmt.Errorf("input %q: no source; hint: --input [tar:|zip:]SRC[:DST]", s)
+	}
+	if kind != "" {
+		src = kind + ":" + src
 	}
 	return Input{Source: src, Dest: dst}, nil
+}
+
+// FromStdin tells whether the input is, or is in, standard input.
+func (in Input) FromStdin() bool {
+	_, src := splitKind(in.Source)
+	return src == fromStdin
 }
 
 // inputEntry is one file system object to copy, already judged.
@@ -43,43 +47,90 @@ type inputEntry struct {
 	link string      // target, for symbolic links
 	size int64
 	mod  time.Time
+
+	archive *archive  // in place of all but name: the folder that its entries go to
+	stdin   io.Reader // in place of host: a file of yet unknown size
 }
 
 // planInputs judges every object before anything is copied: an input with one
 // unsafe entry is refused whole.
 func planInputs(inputs []Input) ([]inputEntry, error) {
 	var out []inputEntry
+	named := namedFiles(inputs)
 	for _, in := range inputs {
-		base, err := inputDest(in)
+		entries, err := planInput(in, named)
 		if err != nil {
-			return nil, err
+			return nil, fmt.Errorf("input %s: %w", in.Source, err)
 		}
-		fi, err := os.Stat(in.Source) // the caller named it, so a link here is followed
-		if err != nil {
-			return nil, fmt.Errorf("input %s: %w", in.Source, errors.Unwrap(err))
+		out = append(out, entries...)
+	}
+	return withoutTwins(out), nil
+}
+
+func planInput(in Input, named map[string]bool) ([]inputEntry, error) {
+	base, err := inputDest(in)
+	if err != nil {
+		return nil, err
+	}
+	kind, src := splitKind(in.Source)
+	if kind != "" {
+		e, err := planArchive(kind, src, base)
+		return []inputEntry{e}, err
+	}
+	if src == fromStdin {
+		return []inputEntry{{name: base, mode: 0o644, mod: time.Now()}}, nil
+	}
+	fi, err := os.Stat(src) // the caller named it, so a link here is followed
+	if err != nil {
+		return nil, errors.Unwrap(err)
+	}
+	switch {
+	case fi.Mode().IsRegular():
+		if base == "workspace" || base == "out" {
+			base = path.Join(base, filepath.Base(src))
 		}
-		switch {
-		case fi.Mode().IsRegular():
-			if base == "workspace" || base == "out" {
-				base = path.Join(base, filepath.Base(in.Source))
+		return []inputEntry{{host: src, name: base, mode: fi.Mode(), size: fi.Size(), mod: fi.ModTime()}}, nil
+	case fi.IsDir():
+		return planTree(src, base, named)
+	}
+	return nil, errors.New("neither a file nor a folder")
+}
+
+// namedFiles are the files that the caller named one by one.
+func namedFiles(inputs []Input) map[string]bool {
+	named := map[string]bool{}
+	for _, in := range inputs {
+		if p, err := filepath.EvalSymlinks(in.Source); err == nil {
+			if abs, err := filepath.Abs(p); err == nil {
+				named[abs] = true
 			}
-			out = append(out, inputEntry{host: in.Source, name: base, mode: fi.Mode(), size: fi.Size(), mod: fi.ModTime()})
-		case fi.IsDir():
-			sub, err := planTree(in.Source, base)
-			if err != nil {
-				return nil, err
-			}
-			out = append(out, sub...)
-		default:
-			return nil, fmt.Errorf("input %s: neither a file nor a folder", in.Source)
 		}
 	}
-	return out, nil
+	return named
+}
+
+// withoutTwins drops a file that was named by itself and is in a folder too,
+// when both have the same destination.
+func withoutTwins(entries []inputEntry) []inputEntry {
+	files := map[string]bool{}
+	for _, e := range entries {
+		if e.root != "" && e.mode.IsRegular() {
+			files[e.name] = true
+		}
+	}
+	return slices.DeleteFunc(entries, func(e inputEntry) bool { return e.root == "" && e.host != "" && files[e.name] })
 }
 
 // inputDest returns the destination below the workspace's parent.
 func inputDest(in Input) (string, error) {
 	dst := in.Dest
+	kind, src := splitKind(in.Source)
+	switch {
+	case kind != "" && dst == "":
+		dst = "." // the contents
+	case kind == "" && src == fromStdin && (dst == "" || strings.HasSuffix(dst, "/")):
+		dst += "stdin"
+	}
 	if dst == "" || strings.HasSuffix(dst, "/") {
 		name := filepath.Base(filepath.Clean(in.Source))
 		if in.Source == "." || strings.HasSuffix(in.Source, "/.") || name == ".." || name == "/" {
@@ -92,35 +143,39 @@ func inputDest(in Input) (string, error) {
 	}
 	for _, part := range strings.Split(in.Dest, "/") {
 		if part == ".." {
-			return "", fmt.Errorf("input %s: destination %q leaves the workspace", in.Source, in.Dest)
+			return "", fmt.Errorf("destination %q leaves the workspace", in.Dest)
 		}
 	}
 	dst = path.Clean(dst)
 	if !below(dst, "/workspace") && !below(dst, "/out") {
-		return "", fmt.Errorf("input %s: destination %q; hint: inputs go below /workspace or /out", in.Source, in.Dest)
+		return "", fmt.Errorf("destination %q; hint: inputs go below /workspace or /out", in.Dest)
 	}
 	return strings.TrimPrefix(dst, "/"), nil
 }
 
 func below(p, dir string) bool { return p == dir || strings.HasPrefix(p, dir+"/") }
 
-func planTree(src, base string) ([]inputEntry, error) {
+func planTree(src, base string, named map[string]bool) ([]inputEntry, error) {
 	root, err := filepath.EvalSymlinks(src)
 	if err != nil {
-		return nil, fmt.Errorf("input %s: %w", src, err)
+		return nil, err
+	}
+	if root, err = filepath.Abs(root); err != nil {
+		return nil, err
 	}
 	var out []inputEntry
+	var secrets []string
 	err = filepath.WalkDir(root, func(p string, d fs.DirEntry, err error) error {
 		if err != nil {
-			return fmt.Errorf("input %s: %w", src, err)
+			return err
 		}
 		fi, err := d.Info()
 		if err != nil {
-			return fmt.Errorf("input %s: %w", src, err)
+			return err
 		}
 		rel, err := filepath.Rel(root, p)
 		if err != nil {
-			return fmt.Errorf("input %s: %w", src, err)
+			return err
 		}
 		e := inputEntry{root: root, host: rel, name: path.Join(base, filepath.ToSlash(rel)), mode: fi.Mode(), mod: fi.ModTime()}
 		switch {
@@ -128,198 +183,33 @@ func planTree(src, base string) ([]inputEntry, error) {
 			e.host = ""
 		case fi.Mode().IsRegular():
 			e.size = fi.Size()
+			if !named[p] && looksSecret(p) {
+				secrets = append(secrets, rel)
+			}
 		case fi.Mode()&fs.ModeSymlink != 0:
 			if e.link, err = os.Readlink(p); err != nil {
-				return fmt.Errorf("input %s: %w", src, err)
+				return err
 			}
 			if filepath.IsAbs(e.link) || !filepath.IsLocal(filepath.Join(filepath.Dir(rel), e.link)) {
-				return fmt.Errorf("input %s: link %s points outside the folder; nothing was copied", src, rel)
+				return fmt.Errorf("link %s points outside the folder; nothing was copied", rel)
 			}
 		default:
-			return fmt.Errorf("input %s: %s is %s; only files, folders and links inside are copied", src, rel, fi.Mode().Type())
+			return fmt.Errorf("%s is %s; only files, folders and links inside are copied", rel, fi.Mode().Type())
 		}
 		out = append(out, e)
 		return nil
 	})
+	if err == nil && len(secrets) > 0 {
+		err = secretsError(src, secrets)
+	}
 	return out, err
 }
 
-// packInputs writes the judged entries as a tar stream and returns what was
-// sent, with SHA-256 of each file. A file that changes its size under way is an error.
-func packInputs(ctx context.Context, w io.Writer, entries []inputEntry) ([]audit.File, error) {
-	tw := tar.NewWriter(w)
-	var sent []audit.File
-	for _, e := range entries {
-		if err := ctx.Err(); err != nil {
-			return sent, err
-		}
-		f, err := packOne(tw, e)
-		if err != nil {
-			return sent, fmt.Errorf("input %s: %w", e.name, err)
-		}
-		if f != nil {
-			sent = append(sent, *f)
-		}
+func secretsError(src string, secrets []string) error {
+	more := ""
+	if n := len(secrets) - 5; n > 0 {
+		secrets, more = secrets[:5], fmt.Sprintf(" and %d more", n)
 	}
-	if err := tw.Close(); err != nil {
-		return sent, fmt.Errorf("inputs: %w", err)
-	}
-	return sent, nil
-}
-
-func packOne(tw *tar.Writer, e inputEntry) (*audit.File, error) {
-	h := &tar.Header{Name: e.name, Mode: int64(e.mode.Perm()), ModTime: e.mod, Format: tar.FormatPAX}
-	switch {
-	case e.mode.IsDir():
-		h.Typeflag = tar.TypeDir
-		return nil, tw.WriteHeader(h)
-	case e.mode&fs.ModeSymlink != 0:
-		h.Typeflag, h.Linkname = tar.TypeSymlink, e.link
-		return nil, tw.WriteHeader(h)
-	}
-	f, err := e.open()
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	h.Typeflag, h.Size = tar.TypeReg, e.size
-	if err := tw.WriteHeader(h); err != nil {
-		return nil, err
-	}
-	sum := sha256.New()
-	n, err := io.Copy(io.MultiWriter(tw, sum), io.LimitReader(f, e.size))
-	if err != nil {
-		return nil, err
-	}
-	if n != e.size {
-		return nil, fmt.Errorf("changed while it was read (%d of %d bytes)", n, e.size)
-	}
-	return &audit.File{Path: "/" + e.name, Size: n, Mode: fmt.Sprintf("%04o", e.mode.Perm()), SHA256: hex.EncodeToString(sum.Sum(nil))}, nil
-}
-
-// open opens the file that was judged: what was put in its place meanwhile, a
-// link out of the folder or a pipe, is an error.
-func (e *inputEntry) open() (*os.File, error) {
-	if e.root == "" {
-		return regular(os.OpenFile(e.host, os.O_RDONLY|syscall.O_NONBLOCK, 0))
-	}
-	root, err := os.OpenRoot(e.root)
-	if err != nil {
-		return nil, err
-	}
-	defer root.Close()
-	return regular(root.OpenFile(e.host, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0))
-}
-
-func regular(f *os.File, err error) (*os.File, error) {
-	if err != nil {
-		return nil, err
-	}
-	if fi, err := f.Stat(); err != nil || !fi.Mode().IsRegular() {
-		_ = f.Close()
-		return nil, errors.New("is no regular file any more")
-	}
-	return f, nil
-}
-
-// unpackInputs extracts the stream below dir, inside an os.Root, as uid. It runs
-// in the helper; the stream was made by packInputs of the same binary.
-func unpackInputs(r io.Reader, dir string, uid int) error {
-	root, err := os.OpenRoot(dir)
-	if err != nil {
-		return err
-	}
-	defer root.Close()
-	type stamp struct {
-		name string
-		h    *tar.Header
-	}
-	var dirs []stamp // modes and times of folders last, when nothing is added to them any more
-	tr := tar.NewReader(r)
-	for {
-		h, err := tr.Next()
-		if errors.Is(err, io.EOF) {
-			break
-		}
-		if err != nil {
-			return err
-		}
-		name := path.Clean(h.Name)
-		if !filepath.IsLocal(name) {
-			return fmt.Errorf("entry %q is not local", h.Name)
-		}
-		if err := mkdirsAs(root, path.Dir(name), uid); err != nil {
-			return err
-		}
-		if h.Typeflag == tar.TypeDir {
-			if err := mkdirsAs(root, name, uid); err != nil {
-				return err
-			}
-			dirs = append(dirs, stamp{name, h})
-			continue
-		}
-		if err := unpackOne(root, tr, h, name, uid); err != nil {
-			return fmt.Errorf("%s: %w", name, err)
-		}
-	}
-	for i := len(dirs) - 1; i >= 0; i-- {
-		if err := root.Chmod(dirs[i].name, fs.FileMode(dirs[i].h.Mode)&fs.ModePerm); err != nil {
-			return err
-		}
-		if err := root.Chtimes(dirs[i].name, dirs[i].h.ModTime, dirs[i].h.ModTime); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func unpackOne(root *os.Root, r io.Reader, h *tar.Header, name string, uid int) error {
-	switch h.Typeflag {
-	case tar.TypeSymlink:
-		if err := root.Symlink(h.Linkname, name); err != nil {
-			return err
-		}
-		return root.Lchown(name, uid, uid)
-	case tar.TypeReg:
-	default:
-		return fmt.Errorf("unexpected type %q", h.Typeflag)
-	}
-	f, err := root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	if _, err := io.Copy(f, r); err != nil {
-		return err
-	}
-	if err := f.Chown(uid, uid); err != nil {
-		return err
-	}
-	if err := f.Chmod(fs.FileMode(h.Mode) & fs.ModePerm); err != nil {
-		return err
-	}
-	if err := f.Close(); err != nil {
-		return err
-	}
-	return root.Chtimes(name, h.ModTime, h.ModTime)
-}
-
-// mkdirsAs makes the missing folders on the way to name, owned by uid.
-func mkdirsAs(root *os.Root, name string, uid int) error {
-	if name == "." {
-		return nil
-	}
-	if fi, err := root.Stat(name); err == nil {
-		if !fi.IsDir() {
-			return fmt.Errorf("%s: not a folder", name)
-		}
-		return nil
-	}
-	if err := mkdirsAs(root, path.Dir(name), uid); err != nil {
-		return err
-	}
-	if err := root.Mkdir(name, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
-		return err
-	}
-	return root.Lchown(name, uid, uid)
+	return fmt.Errorf("%s%s: looks like a credential, and the code inside could read it; hint: leave it out of the folder, configure it as a credential, or name each file: --input %s",
+		strings.Join(secrets, ", "), more, filepath.Join(src, secrets[0]))
 }

@@ -130,6 +130,9 @@ func (u *run) begin(ctx context.Context) error {
 	if u.plan, err = planInputs(u.t.Inputs); err != nil {
 		return refusef("%w", err)
 	}
+	if err := u.attachStdin(); err != nil {
+		return refusef("%w", err)
+	}
 	if u.ident, err = chooseIDs(u.t.User, u.t.UIDRange); err != nil {
 		return refusef("%w", err)
 	}
@@ -355,6 +358,11 @@ func (u *run) sendInputs(ctx context.Context) ([]audit.File, error) {
 	defer u.inputs.Close()
 	if len(u.plan) == 0 {
 		return nil, nil
+	}
+	for i, e := range u.plan {
+		if e.stdin != nil {
+			u.plan[i].stdin = u.untilTheEnd(e.stdin)
+		}
 	}
 	return packInputs(ctx, u.inputs, u.plan)
 }

@@ -27,7 +27,8 @@ type Task struct {
 
 	Entrypoint   *string // in place of the image's; "" for none
 	Inputs       []Input
-	Artifacts    []string // patterns below /workspace or /out
+	InputStdin   io.Reader // what an input named "-" is; nil: there is none
+	Artifacts    []string  // patterns below /workspace or /out
 	ArtifactsDir string
 
 	Credentials []string // names offered; nil means all configured ones

@@ -65,7 +65,7 @@ executable, 127 not found, 128+n ended by signal n, 137 out of memory.`,
 	fl.SetInterspersed(false) // options end at the first word of the command
 	fl.StringVar(&f.config, "config", "", "configuration `file`")
 	fl.StringVar(&f.policy, "policy", "", "policy `folder`, in place of the file's")
-	fl.StringArrayVar(&f.inputs, "input", nil, "copy `SRC[:DST]` in; a relative DST is below /workspace")
+	fl.StringArrayVar(&f.inputs, "input", nil, "copy `SRC[:DST]` in; a relative DST is below /workspace. tar:SRC and zip:SRC unpack an archive, - is standard input")
 	fl.StringArrayVar(&f.artifacts, "artifact", nil, "collect `PATH` (file, folder or glob below /workspace or /out)")
 	fl.StringVar(&f.artifactsDir, "artifacts-dir", "", "`folder` for artefacts (default ./artifacts)")
 	fl.StringArrayVarP(&f.env, "env", "e", nil, "set `NAME=VALUE` inside")
@@ -201,6 +201,9 @@ func (a *app) task(cmd *cobra.Command, f *runFlags, args []string) (runner.Task,
 		in, err := runner.ParseInput(s)
 		if err != nil {
 			return t, err
+		}
+		if in.FromStdin() {
+			t.InputStdin = os.Stdin
 		}
 		t.Inputs = append(t.Inputs, in)
 	}
