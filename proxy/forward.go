@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/http/httptrace"
 	"net/textproto"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -241,6 +242,10 @@ func (b *sendBody) Read(p []byte) (n int, err error) {
 	b.read.Store(true)
 	n, err = b.in.Read(p)
 	b.x.sent.Add(int64(n))
+	if f := b.x.brokenBody(err); f != nil {
+		b.x.interrupt(f)
+		return n, f
+	}
 	b.seen.add(p[:n])
 	b.x.standIns.Store(b.seen.n)
 	if b.x.spendBytes("out", n) {
@@ -260,6 +265,19 @@ func (b *sendBody) Read(p []byte) (n int, err error) {
 		}
 	}
 	return n, err
+}
+
+// brokenBody tells the client's broken framing from a failure of the upstream. It
+// is asked by the goroutine that has just read, and so set what readFailure says.
+func (x *exchange) brokenBody(err error) *refusal {
+	if err == nil || err == io.EOF || !strings.HasPrefix(x.proto, "http/1") {
+		return nil
+	}
+	f := x.conn.readFailure()
+	if f != nil && f.reason == reasonTooLarge {
+		f.status = http.StatusRequestEntityTooLarge
+	}
+	return f
 }
 
 // Close leaves the client's body alone: the server closes it.

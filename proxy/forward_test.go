@@ -494,3 +494,26 @@ func TestUnaskedBytesOfAnIdleUpstreamAreNotPrinted_I2(t *testing.T) {
 		t.Error("the positive control was not caught")
 	}
 }
+
+// A body that breaks off in its framing is the client's fault: it is answered and
+// recorded as that, although the request was on its way (I6, F045).
+func TestBrokenFramingOfABodyIsTheClients_F045(t *testing.T) {
+	for name, body := range map[string]string{
+		"chunk size": "4\r\nabcd\r\nzz\r\nabcd\r\n0\r\n\r\n", "first chunk size": "zz\r\nabcd\r\n0\r\n\r\n", "chunk end": "4\r\nabcdXX0\r\n\r\n", "trailer": "4\r\nabcd\r\n0\r\nbad trailer\r\n\r\n",
+	} {
+		t.Run(name, func(t *testing.T) {
+			e := newEnv(t, func(w http.ResponseWriter, r *http.Request) {
+				_, _ = io.Copy(io.Discard, r.Body)
+				io.WriteString(w, "read it")
+			})
+			raw := "POST / HTTP/1.1\r\nHost: api.allowed.test\r\nTransfer-Encoding: chunked\r\n\r\n" + body
+			if r := ask(t, e.tls("api.allowed.test"), raw); r.StatusCode != 400 || r.reason() != "bad-request" {
+				t.Errorf("answer %d %q", r.StatusCode, r.body)
+			}
+			rec := e.tape.completed(t, 1)[0]
+			if rec.Verdict != "deny" || rec.Reason != "bad-request" || e.tape.count("reserved") != 1 {
+				t.Errorf("record %+v, %d reserved", rec, e.tape.count("reserved"))
+			}
+		})
+	}
+}
