@@ -63,6 +63,10 @@ type RunOptions struct {
 	Granter Granter  // nil: every credential is unavailable
 	CA      *CA      // nil: a fresh one in memory
 
+	// NameOf says which name an address of the run's pool stands for ("": none),
+	// and whether it is one. nil: there is no pool.
+	NameOf func(netip.Addr) (name string, pool bool)
+
 	// StandIns are recognised wherever they are sent; see StandInsOf.
 	StandIns []StandIn
 }
@@ -96,10 +100,12 @@ type ListenOptions struct {
 	Open    func(ctx context.Context, client string) (*Run, error)
 	Close   func(ctx context.Context, client string, r *Run)
 	IdleEnd time.Duration // default 10 min
+	CA      *CA           // signs the listener's own certificate; nil: it is not spoken to over TLS
 }
 
-// Client is a caller of ServeListener. Only the token's hash is held.
+// Client is a caller of ServeListener, known by a token or by its certificate.
 type Client struct {
-	Name  string
-	Token [sha256.Size]byte // SHA-256 of the token
+	Name        string
+	Token       [sha256.Size]byte // SHA-256 of the token; zero: none
+	Certificate [sha256.Size]byte // SHA-256 of the certificate (DER), see CertificateOf; zero: none
 }

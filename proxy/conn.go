@@ -60,12 +60,14 @@ func closeWrite(c net.Conn) error {
 // out.
 type clientConn struct {
 	net.Conn
-	p     *Proxy
-	run   *Run
-	arr   arrival
-	fr    framer
-	h2    bool   // HTTP/2; fr is not used
-	ended func() // once, when nobody uses the connection any more
+	p      *Proxy
+	run    *Run
+	arr    arrival
+	fr     framer
+	client string // known by its certificate
+	outer  bool   // TLS with the listener itself
+	h2     bool   // HTTP/2; fr is not used
+	ended  func() // once, when nobody uses the connection any more
 
 	busy      atomic.Bool  // a handler runs, or its answer is being finished
 	exchanges atomic.Int64 // records that this connection has led to
@@ -145,6 +147,7 @@ func (p *Proxy) serve(run *Run, raw net.Conn, arr arrival, ended func()) {
 		}
 	}()
 	o, f := c.open(raw)
+	ended = c.ended // a SOCKS client has one of its own
 	if f != nil {
 		c.recordClosed(f)
 	}
@@ -195,16 +198,32 @@ func (c *clientConn) open(raw net.Conn) (*carried, *refusal) {
 		}
 		return nil, badRequest("closed before a whole request")
 	}
-	pre := &prefixConn{Conn: raw, head: first[:n], arr: &c.arr}
+	return c.openFirst(judge, &prefixConn{Conn: raw, head: first[:n], arr: &c.arr})
+}
+
+// openFirst looks at the first bytes.
+func (c *clientConn) openFirst(judge Decider, pre *prefixConn) (*carried, *refusal) {
 	if judge != nil {
 		if o, f := c.opaque(judge, pre); o != nil || f != nil {
 			return o, f
 		}
 	}
-	switch b := first[0]; {
+	switch b := pre.head[0]; {
 	case b == 0x16 && !c.arr.proxying: // TLS handshake record
 		return nil, c.openTLS(pre)
-	case isToken(first[:1]), b == '\r':
+	case b == 0x16 && c.run.lobby != nil && c.run.lobby.tls != nil && !c.outer:
+		c.outer = true
+		inner, f := c.openListenerTLS(pre)
+		if f != nil {
+			return nil, f
+		}
+		return c.openFirst(nil, inner)
+	case b == socksVersion && c.arr.proxying:
+		if f := c.socks(pre); f != nil {
+			return nil, f
+		}
+		return c.open(pre)
+	case isToken(pre.head[:1]), b == '\r':
 		c.Conn = pre
 		return nil, nil
 	default:

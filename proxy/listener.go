@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"crypto/subtle"
+	"crypto/tls"
 	"encoding/base64"
 	"errors"
 	"fmt"
@@ -20,7 +21,8 @@ type lobby struct {
 	p    *Proxy
 	o    ListenOptions
 	ctx  context.Context
-	home *Run // holds connections until their caller is known; may call nothing
+	tls  *tls.Config // nil: the listener itself speaks no TLS
+	home *Run        // holds connections until their caller is known; may call nothing
 
 	mu   sync.Mutex
 	runs map[string]*guest
@@ -50,6 +52,7 @@ func (p *Proxy) ServeListener(ctx context.Context, ln net.Listener, o ListenOpti
 		return err
 	}
 	l := &lobby{p: p, o: o, ctx: ctx, home: home, runs: make(map[string]*guest)}
+	l.tls = l.clientTLS()
 	home.lobby = l
 	stop := context.AfterFunc(ctx, func() { _ = ln.Close() })
 	defer stop()
@@ -67,6 +70,14 @@ func (p *Proxy) ServeListener(ctx context.Context, ln net.Listener, o ListenOpti
 		return closeErr
 	}
 	return errors.Join(err, closeErr)
+}
+
+func hostOf(a net.Addr) string {
+	host, _, err := net.SplitHostPort(a.String())
+	if err == nil && strings.Contains(host, ":") {
+		host = "[" + host + "]"
+	}
+	return host
 }
 
 func onLoopback(a net.Addr) bool {
@@ -110,33 +121,42 @@ func (x *exchange) identify(r *http.Request) *refusal {
 	if l == nil {
 		return nil
 	}
-	name, ok := l.authenticate(r.Header.Get("Proxy-Authorization"))
+	name, ok := x.conn.client, x.conn.client != ""
+	if !ok {
+		name, ok = l.authenticate(r.Header.Get("Proxy-Authorization"))
+	}
 	if !ok {
 		return refuse(reasonUnauthenticated, "the proxy does not know this client")
 	}
+	run, release, f := l.admit(r.Context(), name, x.conn)
+	if f == nil {
+		x.run, x.release = run, release
+	}
+	return f
+}
+
+// admit counts a connection into the run of a known client.
+func (l *lobby) admit(ctx context.Context, name string, c net.Conn) (*Run, func(), *refusal) {
 	for range 2 { // the run may end for idleness between the two steps
-		run, err := l.enter(r.Context(), name)
+		run, err := l.enter(ctx, name)
 		if err != nil {
 			f := refuse(reasonInternalError, "the client's run could not begin")
 			f.cause = err.Error()
-			return f
+			return nil, nil, f
 		}
-		f := run.track(x.conn)
+		f := run.track(c)
 		if f == nil {
-			x.run = run
-			x.release = func() { run.untrack(x.conn) }
-			return nil
+			return run, func() { run.untrack(c) }, nil
 		}
 		if !run.ended() {
-			return f
+			return nil, nil, f
 		}
 		l.forget(name, run)
 	}
-	return refuse(reasonTooMany, "the client's run has just ended")
+	return nil, nil, refuse(reasonTooMany, "the client's run has just ended")
 }
 
 // authenticate takes "Bearer TOKEN", or Basic with the token as its password.
-// Every client is compared in constant time.
 func (l *lobby) authenticate(field string) (name string, ok bool) {
 	if len(l.o.Clients) == 0 {
 		return "", true
@@ -151,6 +171,11 @@ func (l *lobby) authenticate(field string) (name string, ok bool) {
 			_, token, _ = strings.Cut(string(pair), ":")
 		}
 	}
+	return l.byToken(token)
+}
+
+// byToken compares every client in constant time.
+func (l *lobby) byToken(token string) (name string, ok bool) {
 	sum := sha256.Sum256([]byte(token))
 	for _, c := range l.o.Clients {
 		if subtle.ConstantTimeCompare(sum[:], c.Token[:]) == 1 && token != "" {

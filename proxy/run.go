@@ -31,6 +31,7 @@ type Run struct {
 	offered  []string
 	granter  Granter
 	standIns []StandIn
+	nameOf   func(netip.Addr) (string, bool)
 	ca       *CA
 	minter   *minter
 	tls      *tls.Config // one for all its connections, so that sessions resume
@@ -70,7 +71,7 @@ func (p *Proxy) newRun(id *identity.Run, o RunOptions) (*Run, error) {
 		}
 	}
 	r := &Run{
-		p: p, id: id, offered: slices.Clone(o.Offered), granter: o.Granter,
+		p: p, id: id, offered: slices.Clone(o.Offered), granter: o.Granter, nameOf: o.NameOf,
 		standIns: slices.DeleteFunc(slices.Clone(o.StandIns), func(s StandIn) bool { return s.Value == "" }),
 		ca:       ca, minter: newMinter(ca, p.leafKey, p.clock),
 		conns:      make(map[net.Conn]struct{}),

@@ -201,8 +201,17 @@ func (u *run) connect() error {
 	if u.sess, err = u.Broker.Begin(u.t.Run, u.t.Credentials, u.state); err != nil {
 		return err
 	}
-	u.pr, err = u.Proxy.NewRun(proxy.RunOptions{Run: u.t.Run, Offered: u.sess.Offered(), Granter: u.sess, StandIns: proxy.StandInsOf(u.sess)})
+	u.pr, err = u.Proxy.NewRun(proxy.RunOptions{Run: u.t.Run, Offered: u.sess.Offered(), Granter: u.sess, StandIns: proxy.StandInsOf(u.sess), NameOf: u.nameOf})
 	return err
+}
+
+// nameOf gives the name that an address of the pool stands for.
+func (u *run) nameOf(a netip.Addr) (name string, pool bool) {
+	if !poolPrefix.Contains(a) {
+		return "", false
+	}
+	name, _ = u.net.names.lookup(a)
+	return name, true
 }
 
 // route hands a connection of the sandbox to the proxy.

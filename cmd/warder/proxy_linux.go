@@ -26,7 +26,7 @@ func newProxyCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "proxy",
 		Short: "Serve the proxy on a TCP address, for workloads that something else confines",
-		Long: `Proxy serves the same pipeline as run on a TCP listener (CONNECT and absolute-form).
+		Long: `Proxy serves the same pipeline as run on a TCP listener (CONNECT, absolute-form and SOCKS5).
 Callers are known by proxy.clients; without it only a loopback address is served,
 as one anonymous run. SIGHUP reads the policy again; SIGTERM ends it.`,
 		Example: "  warder proxy --config /etc/warder/warder.yaml",
@@ -55,11 +55,11 @@ func serveProxy(cmd *cobra.Command, file, policy string) (err error) {
 		return err
 	}
 	defer a.sweep(ctx, cmd.ErrOrStderr())()
-	clients, err := proxyClients(a.cfg.Proxy.Clients)
+	ca, err := proxyCA(a.cfg.Proxy.CA)
 	if err != nil {
 		return err
 	}
-	ca, err := proxyCA(a.cfg.Proxy.CA)
+	clients, err := proxyClients(a.cfg.Proxy.Clients, ca)
 	if err != nil {
 		return err
 	}
@@ -73,7 +73,7 @@ func serveProxy(cmd *cobra.Command, file, policy string) (err error) {
 	fmt.Fprintln(cmd.ErrOrStderr(), "warder: proxy: listening on", ln.Addr())
 	go a.reloadOnHangup(ctx, cmd)
 	s := &proxyRuns{app: a, ca: ca, live: map[*proxy.Run]*proxyRun{}}
-	return a.proxy.ServeListener(ctx, ln, proxy.ListenOptions{Clients: clients, Open: s.open, Close: s.close})
+	return a.proxy.ServeListener(ctx, ln, proxy.ListenOptions{Clients: clients, Open: s.open, Close: s.close, CA: ca})
 }
 
 // reloadOnHangup swaps the policy atomically; a policy that does not load
@@ -155,11 +155,16 @@ func (s *proxyRuns) close(ctx context.Context, _ string, r *proxy.Run) {
 	}
 }
 
-func proxyClients(list []config.Client) ([]proxy.Client, error) {
+func proxyClients(list []config.Client, ca *proxy.CA) ([]proxy.Client, error) {
 	var out []proxy.Client
 	for _, c := range list {
-		if c.TokenFile == "" {
-			return nil, fmt.Errorf("proxy.clients: %s: client certificates are not supported yet; hint: token_file", c.Name)
+		if c.CertFile != "" {
+			known, err := certifiedClient(c, ca)
+			if err != nil {
+				return nil, fmt.Errorf("proxy.clients: %s: %w", c.Name, err)
+			}
+			out = append(out, known)
+			continue
 		}
 		b, err := config.ReadOwned(c.TokenFile, 64<<10)
 		if err != nil {
@@ -172,6 +177,23 @@ func proxyClients(list []config.Client) ([]proxy.Client, error) {
 		out = append(out, proxy.Client{Name: c.Name, Token: sha256.Sum256([]byte(token))})
 	}
 	return out, nil
+}
+
+// certifiedClient is known by the very certificate in the file, over TLS with the
+// listener itself.
+func certifiedClient(c config.Client, ca *proxy.CA) (proxy.Client, error) {
+	if ca == nil {
+		return proxy.Client{}, errors.New("a client certificate needs TLS with the listener; hint: set proxy.ca")
+	}
+	if err := config.CheckOwned(c.CertFile); err != nil {
+		return proxy.Client{}, err
+	}
+	text, err := os.ReadFile(c.CertFile)
+	if err != nil {
+		return proxy.Client{}, err
+	}
+	sum, err := proxy.CertificateOf(text)
+	return proxy.Client{Name: c.Name, Certificate: sum}, err
 }
 
 func proxyCA(c *config.ProxyCA) (*proxy.CA, error) {
