@@ -202,6 +202,9 @@ func (x *exchange) policyRefusal(code string, d policies.Decision) *refusal {
 			f.detail = fmt.Sprintf("no rule allows %s %s%s", x.method, x.auth.field(x.scheme), clip(x.tgt.path, 512))
 		}
 	}
+	if f.hint == "" && code == reasonNoRule {
+		f.hint = "http://" + reservedHost + "/ lists what this run may call"
+	}
 	return f
 }
 
