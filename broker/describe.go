@@ -129,10 +129,16 @@ func (b *Broker) Probe(ctx context.Context, name string, j Journal, shortest int
 			f.Expires = &m.expires
 		}
 	}
-	var refused *Error
-	if errors.As(err, &refused) && refused.Cause != nil {
-		err = refused.Cause
-	}
+	err = causeOf(err)
 	f.Outcomes = s.End(context.WithoutCancel(ctx))
 	return f, err
+}
+
+// causeOf is what the operator is told of a refusal.
+func causeOf(err error) error {
+	var refused *Error
+	if errors.As(err, &refused) && refused.Cause != nil {
+		return refused.Cause
+	}
+	return err
 }

@@ -57,7 +57,7 @@ out, so that no secret enters the sandbox, and keeps a record that proves itself
 		Args:          cobra.NoArgs,
 	}
 	root.AddCommand(newRunCmd(), newProxyCmd(), newDemoCmd(), newPsCmd(), newRmCmd(), newGcCmd(), newRevokeCmd(), newDoctorCmd(), newVersionCmd(), newConfigCmd(),
-		newAuditCmd(auditDir), newPolicyCmd(policyPath), newCredentialCmd(loadCredentials))
+		newAuditCmd(auditDir), newPolicyCmd(policyPath), newCredentialCmd(loadCredentials), newVaultCmd(loadCredentials))
 	return root
 }
 
