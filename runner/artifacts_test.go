@@ -1,6 +1,7 @@
 package runner
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -223,5 +224,27 @@ func TestArtifactNamesThatAreNotUTF8AreToldApart(t *testing.T) {
 	}
 	if b, err := os.ReadFile(filepath.Join(dest, "bad\xff")); string(b) != "one" {
 		t.Errorf("on the host: %q, %v", b, err)
+	}
+}
+
+func TestArtifactsCountIsBounded(t *testing.T) {
+	_, out, wsf, outf := folders(t)
+	for i := range maxArtifacts + 5 {
+		if err := os.Symlink("x", filepath.Join(out, fmt.Sprintf("l%05d", i))); err != nil { // refused, and counted like any other
+			t.Fatal(err)
+		}
+	}
+	files, err := collectArtifacts(wsf, outf, []string{"/out"}, t.TempDir(), 1<<30)
+	if err != nil || len(files) != maxArtifacts+1 {
+		t.Fatalf("%d are listed, %v", len(files), err)
+	}
+	over := 0
+	for _, f := range files {
+		if strings.Contains(f.Refused, "more than") {
+			over++
+		}
+	}
+	if over != 1 {
+		t.Errorf("%d entries say that there are more", over)
 	}
 }

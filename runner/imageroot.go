@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"warder/runner/image"
 )
@@ -64,13 +65,8 @@ func imageRoot(img *image.Image, caPEM []byte, uid uint32, cwd string) (rootPlan
 	up.file("/etc/hosts", []byte(hostsFile))
 	up.file("/etc/hostname", []byte(hostnameFile))
 	up.file("/etc/resolv.conf", []byte(resolvFile))
-	up.file(caBundlePath, caPEM)
 	up.file(caOnlyPath, caPEM)
-	for _, b := range bundlePaths() {
-		if kindOf(root, b) != isMissing && kindOf(root, path.Dir(b)) == isDir {
-			up.file(b, caPEM)
-		}
-	}
+	up.trust(caPEM, javaHome(img.Config.Env))
 	if top, _, _ := strings.Cut(strings.TrimPrefix(cwd, "/"), "/"); !slices.Contains(ownTops, top) && kindOf(root, cwd) == isMissing {
 		up.dir(cwd, 0o755, uid)
 	}
@@ -78,13 +74,39 @@ func imageRoot(img *image.Image, caPEM []byte, uid uint32, cwd string) (rootPlan
 	return p, err
 }
 
-func bundlePaths() []string {
-	paths := slices.Clone(otherBundles)
-	for p := range caBundleLinks {
-		paths = append(paths, p)
+// trust lays the run's CA over every store of authorities that the image has,
+// and makes the two that the variables of the task name.
+func (u *upper) trust(caPEM []byte, javaHome string) {
+	u.file(caBundlePath, caPEM)
+	stores := map[string][]byte{caBundlePath: caPEM}
+	if jks, err := javaTrustStore(caPEM, time.Now()); err == nil {
+		u.file(caJavaPath, jks)
+		stores[caJavaPath] = jks
+		u.replace(path.Join(javaHome, "lib/security/cacerts"), jks)
+		u.replace(path.Join(javaHome, "jre/lib/security/cacerts"), jks)
 	}
-	slices.Sort(paths)
-	return paths
+	for _, p := range otherBundles {
+		u.replace(p, caPEM)
+	}
+	for p, target := range caBundleLinks {
+		u.replace(p, stores[path.Join(path.Dir(p), target)])
+	}
+}
+
+// replace lays a file over one that the image has.
+func (u *upper) replace(p string, data []byte) {
+	if data != nil && path.IsAbs(p) && kindOf(u.root, p) != isMissing && kindOf(u.root, path.Dir(p)) == isDir {
+		u.file(p, data)
+	}
+}
+
+func javaHome(env []string) string {
+	for _, e := range env {
+		if dir, ok := strings.CutPrefix(e, "JAVA_HOME="); ok {
+			return path.Clean(dir)
+		}
+	}
+	return ""
 }
 
 // What stands at a path of an image.

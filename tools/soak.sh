@@ -41,6 +41,15 @@ worker() { # one run after the other until the deadline
   echo "soak: $ok runs ended, $killed were killed"
 }
 
+# A file of 3 GiB arrives as it is: through the copy alone, and inside.
+CGO_ENABLED=0 go test -trimpath -tags soak -run TestALargeInput ./runner
+truncate -s 3G "$dir/big"
+printf mark >>"$dir/big"
+want=$(sha256sum <"$dir/big")
+got=$("${warder[@]}" --disk 4Gi --memory 5Gi --input "$dir/big:big" -- sh -c 'sha256sum <big')
+[ "$got" = "$want" ] || { echo "soak: a file of 3 GiB changed on its way in" >&2; exit 1; }
+rm "$dir/big"
+
 before=$(grep -c . /proc/self/mounts)
 status=0
 pids=()
