@@ -54,6 +54,8 @@ type Log struct {
 	done chan struct{} // closed when the committer has ended
 	c    *committer    // its fields belong to its goroutine
 
+	inputs *inputStore
+
 	mu     sync.Mutex
 	queue  []*entry
 	closed bool
@@ -103,6 +105,7 @@ func Open(ctx context.Context, o Options) (*Log, error) {
 		wake: make(chan struct{}, 1), done: make(chan struct{}),
 	}
 	l.c = newCommitter(l, s)
+	l.inputs = newInputStore(&l.o, s.name, l.tellDropped)
 	go l.c.run()
 	return l, nil
 }
@@ -296,6 +299,7 @@ func (l *Log) Checkpoint(ctx context.Context) error {
 // sealed, because of the disk or because ctx ended first, is left to the next Open.
 // Further calls do nothing.
 func (l *Log) Close(ctx context.Context) error {
+	l.inputs.close(ctx)
 	err := l.ask(ctx, true, func() error { return l.c.close(ctx) })
 	if err != nil && !errors.Is(err, ErrClosed) {
 		return fmt.Errorf("audit: close: %w", err)

@@ -2,6 +2,8 @@ package audit
 
 import (
 	"bytes"
+	"encoding/base64"
+	"encoding/json"
 	"fmt"
 	"io/fs"
 	"math/rand/v2"
@@ -419,6 +421,7 @@ func TestTheRegistrysLastLineIsProved(t *testing.T) {
 		{"its time, hashed again", func(line []byte) []byte { return rehash(swap(`"time":"2`, `"time":"3`)(line)) }, VerdictAltered},
 		{"its signature, hashed again", func(line []byte) []byte { return rehash(swap(`"sig":"`, `"sig":"A`)(line)) }, VerdictAltered},
 		{"the name of its key, signed again", resign(func(l *regLine) { l.Key += "0" }), VerdictAltered}, // encode leaves the name alone
+		{"what it is chained to, signed again", resign(func(l *regLine) { l.Prev = zeroHash }), VerdictAltered},
 		{"its open streams, signed again", resign(func(l *regLine) { l.Live = append(l.Live, "more") }), VerdictAltered},
 		{"its event, signed again", resign(func(l *regLine) { l.Event = "close" }), VerdictAltered},
 		{"no key, as a key", resign(func(l *regLine) { l.Event, l.VKey = regKey, "x+0+y" }), VerdictAltered},
@@ -479,4 +482,41 @@ func TestAnOlderCopyOfAStreamIsFound(t *testing.T) {
 	if rep := verify(t, g.dir); rep.Verdict == VerdictComplete {
 		t.Errorf("%+v", rep)
 	}
+}
+
+// An anchor holds the checkpoints of open streams, which then may not be shorter, nor
+// hold other records (F165).
+func TestAnAnchorKnowsTheOpenStreams(t *testing.T) {
+	g := start(t, Options{FS: &faulty{}})
+	g.requests(t, 2)
+	no(t, g.Checkpoint(t.Context()))
+	anchor, err := Anchor(t.Context(), g.dir)
+	no(t, err)
+	k, err := loadKey(osFS{}, g.dir, signingKey)
+	no(t, err)
+	root := base64.StdEncoding.EncodeToString(rootOf(&g.c.s.tree))
+	another := base64.StdEncoding.EncodeToString(make([]byte, 32))
+	ref := g.c.s.ref
+	for _, c := range []struct {
+		name    string
+		known   checkpoint
+		verdict string
+	}{
+		{"as it is", checkpoint{g.stream(), 4, root, ref.seq, ref.hash}, VerdictComplete},
+		{"longer than what is here", checkpoint{g.stream(), 5, another, ref.seq, ref.hash}, VerdictTruncated},
+		{"other records", checkpoint{g.stream(), 4, another, ref.seq, ref.hash}, VerdictAltered},
+	} {
+		var a anchorFile
+		no(t, json.Unmarshal(anchor, &a))
+		signed, err := c.known.sign(k)
+		no(t, err)
+		a.Checkpoints[g.stream()] = string(signed)
+		b, err := json.Marshal(a)
+		no(t, err)
+		rep, err := Verify(t.Context(), g.dir, VerifyOptions{Anchor: b})
+		if err != nil || rep.Verdict != c.verdict || !rep.Anchored {
+			t.Errorf("%s: %v, %+v", c.name, err, rep)
+		}
+	}
+	g.close(t)
 }

@@ -1,7 +1,8 @@
-// Mutants breaks the code on purpose, one small change at a time, and runs the
-// tests of the package: a change that no test notices (a survivor) names a
-// missing test, or code that does not matter. The tree is not touched: each
-// mutant is a file laid over it (go help build, -overlay).
+// Mutants breaks the code on purpose, one small change at a time, and runs tests:
+// a change that no test notices (a survivor) names a missing test, or code that
+// does not matter. Mutants come from a list, each a guard with the test that must
+// notice its loss, or are made at random from a package. The tree is not touched:
+// each mutant is a file laid over it (go help build, -overlay).
 package main
 
 import (
@@ -35,12 +36,23 @@ type mutant struct {
 func main() {
 	count := flag.Int("n", 20, "mutants a package, chosen at random")
 	seed := flag.Uint64("seed", 0, "of the choice; 0 takes a new one and prints it")
+	list := flag.String("list", "", "`file` of named mutants, each of which its test must kill")
 	flag.Parse()
+	survived := 0
+	if *list != "" {
+		n, err := runList(*list)
+		if err != nil {
+			fmt.Fprintln(os.Stderr, "mutants:", err)
+			os.Exit(1)
+		}
+		survived += n
+	}
 	if *seed == 0 {
 		*seed = uint64(time.Now().UnixNano())
 	}
-	fmt.Println("seed", *seed)
-	survived := 0
+	if flag.NArg() > 0 {
+		fmt.Println("seed", *seed)
+	}
 	for _, dir := range flag.Args() {
 		n, err := mutate(dir, *count, rand.New(rand.NewPCG(*seed, 0)))
 		if err != nil {
