@@ -247,6 +247,7 @@ func (o *carried) move(dst, src net.Conn, n, active *atomic.Int64, ended *atomic
 		_ = src.SetReadDeadline(time.Now().Add(min(idle, limits.IdleTimeout)))
 		got, err := src.Read(*buf)
 		if got > 0 {
+			o.c.run.flow.pass(o.c.run.ctx, got)
 			active.Store(time.Now().UnixNano())
 			_ = dst.SetWriteDeadline(time.Now().Add(limits.TunnelIdleTimeout))
 			wrote, werr := dst.Write((*buf)[:got])
@@ -291,7 +292,7 @@ func (o *carried) record(stage string) *audit.Record {
 	rec := &audit.Record{
 		Event: audit.EventRequest, Stage: stage, Run: o.c.run.id, Mode: o.mode, Rule: d.Rule,
 		Request: &audit.Request{ID: o.id, Host: want.host, Port: want.port, Bytes: o.sent.Load(), Attempts: o.attempts},
-		Policy:  &audit.Policy{Revision: d.Revision, Digest: d.Digest, DecisionID: d.ID, Mode: d.Mode},
+		Policy:  o.c.p.decided(d),
 	}
 	if stage == audit.StageCompleted {
 		rec.Dst = o.dst

@@ -11,6 +11,7 @@ import (
 	"warder/audit"
 	"warder/internal/identity"
 	"warder/internal/scrub"
+	"warder/policies"
 )
 
 // reserve makes the record that must stand before the first byte leaves.
@@ -73,6 +74,7 @@ func (x *exchange) complete() {
 	if x.status != 0 {
 		rec.Response = &audit.Response{Status: x.status, Bytes: x.received.Load(), Scrubbed: x.scrubbed()}
 	}
+	x.p.metrics.count(rec)
 	// The client may be gone; the record is not its business.
 	if fut := x.append(context.WithoutCancel(x.run.ctx), rec); fut != nil {
 		x.run.keepFuture(fut)
@@ -108,9 +110,22 @@ func (x *exchange) record(stage string) *audit.Record {
 	}
 	if d := x.decision; d.ID != "" {
 		rec.Rule = d.Rule
-		rec.Policy = &audit.Policy{Revision: d.Revision, Digest: d.Digest, DecisionID: d.ID, Mode: d.Mode}
+		rec.Policy = x.p.decided(d)
 	}
 	return rec
+}
+
+// inputKeeper stores what decisions were made from, and never waits. *audit.Log is one.
+type inputKeeper interface {
+	KeepInput(ref string, content []byte)
+}
+
+// decided names the policy, and the input it decided from, which is kept.
+func (p *Proxy) decided(d policies.Decision) *audit.Policy {
+	if k, ok := p.audit.(inputKeeper); ok && d.InputRef != "" {
+		k.KeepInput(d.InputRef, d.Input)
+	}
+	return &audit.Policy{Revision: d.Revision, Digest: d.Digest, DecisionID: d.ID, Mode: d.Mode, InputRef: d.InputRef}
 }
 
 func modeOf(scheme string) string {
@@ -152,6 +167,7 @@ func (c *clientConn) recordClosed(f *refusal) {
 }
 
 func (c *clientConn) keep(rec *audit.Record) {
+	c.p.metrics.count(rec)
 	if fut := c.p.audit.Append(context.WithoutCancel(c.run.ctx), rec); fut != nil {
 		c.run.keepFuture(fut)
 	}

@@ -59,6 +59,13 @@ func (l lateLog) AppendRelaxed(ctx context.Context, r *audit.Record) *audit.Futu
 	return audit.Failed(errNoLog)
 }
 
+// KeepInput stores what a decision was made from, behind the log's back.
+func (l lateLog) KeepInput(ref string, content []byte) {
+	if log := l.a.openLog(); log != nil {
+		log.KeepInput(ref, content)
+	}
+}
+
 func (l lateLog) Durable() string { return l.a.cfg.Audit.Durable }
 
 var errNoLog = errors.New("the audit log could not be opened")
@@ -158,6 +165,10 @@ func (a *app) connect(o appOptions) error {
 	}
 	a.proxy, err = proxy.New(proxy.Options{
 		Policy: a.decider, Audit: lateLog{a}, Upstream: a.cfg.Proxy.Upstream, Log: a.log,
+		Limits: proxy.Limits{
+			MaxConnsPerRun: a.cfg.Proxy.Limits.Connections, MaxRequestsPerRun: a.cfg.Proxy.Limits.Requests,
+			BytesPerSecond: int64(a.cfg.Proxy.Limits.Bandwidth),
+		},
 	})
 	return err
 }
@@ -190,9 +201,20 @@ func (a *app) loadPolicy(stderr io.Writer) error {
 	return nil
 }
 
+// recordPolicy writes which policy is in force, and keeps its text.
 func (a *app) recordPolicy(ctx context.Context) {
 	e := a.engine.Load()
-	a.audit.Append(ctx, &audit.Record{Event: audit.EventPolicyLoad, Policy: &audit.Policy{Revision: e.Revision(), Digest: e.Digest(), Mode: e.Mode()}})
+	r := &audit.Record{Event: audit.EventPolicyLoad, Policy: &audit.Policy{Revision: e.Revision(), Digest: e.Digest(), Mode: e.Mode()}}
+	if sources := e.Sources(); len(sources) > 0 {
+		files := make(map[string][]byte, len(sources))
+		for _, s := range sources {
+			files[s.Path] = s.Content
+		}
+		if err := a.audit.KeepPolicy(e.Digest(), files); err != nil {
+			r.Detail = "its text is not kept: " + err.Error()
+		}
+	}
+	a.audit.Append(ctx, r)
 }
 
 // recordLease writes what the broker did at Vault.
