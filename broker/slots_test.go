@@ -184,6 +184,27 @@ func TestSigV4Vectors(t *testing.T) {
 	}
 }
 
+// The examples of the S3 documentation ("Signature Calculations for the
+// Authorization Header") whose signed fields are the ones that are signed here.
+func TestSigV4VectorsOfS3(t *testing.T) {
+	const empty = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+	for query, want := range map[string]string{
+		"lifecycle":           "fea454ca298b7da1c68078a5d1bdbfbbe0d65c699e0f91ac7a200a0136783543",
+		"max-keys=2&prefix=J": "34b48302e7b5fa45bde8084f4b7868a86f0a534bc59db6670ed5711ef69dc6f7",
+	} {
+		req, _ := http.NewRequestWithContext(t.Context(), http.MethodGet, "https://examplebucket.s3.amazonaws.com/?"+query, nil)
+		req.Header.Set("X-Amz-Content-Sha256", empty)
+		g := awsGrant("s3", time.Date(2013, 5, 24, 0, 0, 0, 0, time.UTC), "")
+		g.value, g.m.user = secret.New("wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY"), secret.New("AKIAIOSFODNN7EXAMPLE")
+		if err := g.Inject(req); err != nil {
+			t.Fatal(err)
+		}
+		if auth := req.Header.Get("Authorization"); !strings.HasSuffix(auth, "Signature="+want) {
+			t.Errorf("%s: %s", query, auth)
+		}
+	}
+}
+
 func TestSigV4RemovesTheClientsSignature(t *testing.T) {
 	const presigned = "a=1&X-Amz-Algorithm=AWS4-HMAC-SHA256&X-Amz-Credential=AGENT&X-Amz-Date=20150830T123600Z&X-Amz-Expires=60&X-Amz-SignedHeaders=host&X-Amz-Signature=bad&X-Amz-Security-Token=t&b=2"
 	req, _ := http.NewRequestWithContext(t.Context(), http.MethodGet, "https://bucket.s3.amazonaws.com/key?"+presigned, nil)

@@ -1,13 +1,7 @@
 package proxy
 
 import (
-	"context"
-	"crypto/sha256"
-	"crypto/tls"
-	"encoding/hex"
-	"net"
 	"net/http"
-	"strings"
 	"time"
 )
 
@@ -30,9 +24,9 @@ func (x *exchange) rejected(status int) {
 	}
 }
 
-// present makes the pool of the exchange's credential one whose connections have
-// the grant's client certificate, if it is one. The pool of a former certificate
-// is let go: what is under way in it ends with its exchange.
+// present makes the pools of the exchange's credential ones whose connections have
+// the grant's client certificate, if it is one. Those of a former certificate are
+// let go: what is under way in them ends with its exchange.
 func (x *exchange) present() {
 	cert := x.grant.ClientCertificate()
 	if cert == nil {
@@ -41,42 +35,17 @@ func (x *exchange) present() {
 	r, name := x.run, x.credential()
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	old := r.transports[name]
-	if old != nil && old.TLSClientConfig != nil && old.TLSClientConfig.Certificates[0].Leaf == cert.Leaf {
+	if r.certs[name] == cert {
 		return
 	}
-	if old != nil {
+	if old := r.transports[name]; old != nil {
 		old.CloseIdleConnections()
 	}
-	t := newTransport(r.dialer, r.p.limits)
-	// The connections are made by DialTLSContext alone; this says which they are.
-	t.TLSClientConfig = &tls.Config{Certificates: []tls.Certificate{*cert}, MinVersion: tls.VersionTLS12}
-	t.DialTLSContext = r.dialer.dialTLSAs(*cert, tls.NewLRUClientSessionCache(64))
-	r.transports[name] = t
-}
-
-// dialTLSAs is dialTLS with a client certificate, for an upstream that asks for one.
-func (d *dialer) dialTLSAs(cert tls.Certificate, sessions tls.ClientSessionCache) func(context.Context, string, string) (net.Conn, error) {
-	return func(ctx context.Context, _, hostport string) (c net.Conn, err error) {
-		defer recoverTo(&err)
-		ctx, cancel := context.WithTimeout(ctx, d.timeout)
-		defer cancel()
-		raw, err := d.connect(ctx, hostport)
-		if err != nil {
-			return nil, err
-		}
-		host, _, _ := net.SplitHostPort(hostport)
-		tc := tls.Client(raw.Conn, &tls.Config{
-			ServerName: host, RootCAs: d.up.roots(), MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1"},
-			ClientSessionCache: sessions, Certificates: []tls.Certificate{cert},
-		})
-		if err := tc.HandshakeContext(ctx); err != nil {
-			_ = raw.Close()
-			return nil, tlsFailure(ctx, err)
-		}
-		st := tc.ConnectionState()
-		sum := sha256.Sum256(st.PeerCertificates[0].Raw)
-		raw.Conn, raw.tlsVersion, raw.certSHA256 = tc, strings.TrimPrefix(tls.VersionName(st.Version), "TLS "), hex.EncodeToString(sum[:])
-		return raw, nil
+	if old := r.grpc[name]; old != nil {
+		old.CloseIdleConnections()
 	}
+	d := *r.dialer
+	d.cert = cert
+	r.transports[name], r.grpc[name] = newTransport(&d, r.p.limits), newGRPCTransport(&d)
+	r.certs[name] = cert
 }

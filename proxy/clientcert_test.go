@@ -19,6 +19,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -66,7 +67,7 @@ func authorityFiles(t *testing.T) (certFile, keyFile string, pool *x509.CertPool
 }
 
 // certUpstream wants a client certificate of the authority and says whose it was.
-func certUpstream(t *testing.T, clients *x509.CertPool) (addr, caFile string) {
+func certUpstream(t *testing.T, clients *x509.CertPool, serials *sync.Map) (addr, caFile string) {
 	t.Helper()
 	cert, caPEM := serverCert(t, time.Now().Add(time.Hour), "api.allowed.test")
 	caFile = filepath.Join(t.TempDir(), "server-ca.pem")
@@ -80,7 +81,14 @@ func certUpstream(t *testing.T, clients *x509.CertPool) (addr, caFile string) {
 	s := &http.Server{
 		ErrorLog: log.New(io.Discard, "", 0), ReadHeaderTimeout: 10 * time.Second,
 		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			_, _ = io.WriteString(w, r.TLS.PeerCertificates[0].Subject.CommonName)
+			name := r.TLS.PeerCertificates[0].Subject.CommonName
+			serials.Store(r.TLS.PeerCertificates[0].SerialNumber.String(), true)
+			if r.ProtoMajor == 2 {
+				w.Header().Set("Grpc-Status", "0")
+				w.Header().Set("Grpc-Message", name)
+				return
+			}
+			_, _ = io.WriteString(w, name)
 		}),
 		TLSConfig: &tls.Config{
 			Certificates: []tls.Certificate{cert}, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: clients, MinVersion: tls.VersionTLS12,
@@ -93,17 +101,18 @@ func certUpstream(t *testing.T, clients *x509.CertPool) (addr, caFile string) {
 
 func TestClientCertificateIsPresentedForItsRunAndCredentialAlone(t *testing.T) {
 	certFile, keyFile, clients := authorityFiles(t)
-	addr, caFile := certUpstream(t, clients)
+	var serials sync.Map
+	addr, caFile := certUpstream(t, clients, &serials)
 	b, err := broker.New(broker.Options{Credentials: map[string]config.Credential{"api": {
 		Source: config.Source{Local: &config.LocalSource{PKI: &config.LocalPKI{CACertFile: certFile, CAKeyFile: keyFile}}},
-		Inject: config.Inject{MTLS: &config.MTLS{}}, Hosts: []string{"api.allowed.test"}, Methods: &[]string{"GET"},
+		Inject: config.Inject{MTLS: &config.MTLS{}}, Hosts: []string{"api.allowed.test"}, Methods: &[]string{"GET", "POST"},
 	}}})
 	if err != nil {
 		t.Fatal(err)
 	}
+	var s *broker.Session
 	e := newEnv(t, nil, func(_ *env, o *Options, ro *RunOptions) {
-		s, err := b.Begin(ro.Run, nil, nil)
-		if err != nil {
+		if s, err = b.Begin(ro.Run, nil, nil); err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { s.End(context.Background()) })
@@ -125,6 +134,22 @@ func TestClientCertificateIsPresentedForItsRunAndCredentialAlone(t *testing.T) {
 			t.Fatalf("%d %s", r.StatusCode, r.body)
 		}
 	}
+	// So it is for gRPC.
+	cc, _ := e.h2("api.allowed.test")
+	if r := h2Do(t, cc, grpcRequest(t, "https://api.allowed.test/s/M", nil)); r.Header.Get("Grpc-Message") != e.run.identity() {
+		t.Fatalf("%v %s %s", r.Header, r.body, dump(e.tape.recs))
+	}
+	// A new certificate gets connections of its own.
+	s.Rejected("api")
+	send(t, c, get("/", "api.allowed.test"))
+	if r := readReply(t, br, "GET"); r.StatusCode != http.StatusOK {
+		t.Fatal(r.StatusCode)
+	}
+	used := 0
+	serials.Range(func(any, any) bool { used++; return true })
+	if used != 2 {
+		t.Fatal(used, "certificates were presented, want the old one and the new one")
+	}
 	// Without the credential the certificate is not there, nor a connection that has it.
 	send(t, c, get("/without", "api.allowed.test"))
 	if r := readReply(t, br, "GET"); r.StatusCode == http.StatusOK {
@@ -134,7 +159,7 @@ func TestClientCertificateIsPresentedForItsRunAndCredentialAlone(t *testing.T) {
 	if r := ask(t, e.tls("api.allowed.test"), strings.Replace(get("/", "api.allowed.test"), "GET", "DELETE", 1)); r.reason() != reasonCredentialBinding {
 		t.Fatal(r.StatusCode, r.body)
 	}
-	recs := e.tape.completed(t, 4)
+	recs := e.tape.completed(t, 6)
 	if c := recs[0].Credential; c == nil || c.Kind != broker.KindPKI || c.Expires == "" {
 		t.Fatalf("%+v", c)
 	}

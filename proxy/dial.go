@@ -28,6 +28,7 @@ type dialer struct {
 	up      *upstreams
 	lookup  func(ctx context.Context, host string) ([]netip.Addr, error)
 	timeout time.Duration
+	cert    *tls.Certificate                                   // presented to an upstream that asks for one; nil: none
 	buffers *sync.Pool                                         // of *[]byte
 	used    func(ctx context.Context, name string, o override) // an override was used
 }
@@ -136,10 +137,14 @@ func (d *dialer) dialTLS(sessions tls.ClientSessionCache, protocol string) func(
 			return nil, err
 		}
 		host, _, _ := net.SplitHostPort(hostport)
-		tc := tls.Client(raw.Conn, &tls.Config{
+		cfg := &tls.Config{
 			ServerName: host, RootCAs: d.up.roots(), MinVersion: tls.VersionTLS12,
 			NextProtos: []string{protocol}, ClientSessionCache: sessions,
-		})
+		}
+		if d.cert != nil {
+			cfg.Certificates = []tls.Certificate{*d.cert}
+		}
+		tc := tls.Client(raw.Conn, cfg)
 		if err := tc.HandshakeContext(ctx); err != nil {
 			_ = raw.Close()
 			return nil, tlsFailure(ctx, err)

@@ -66,9 +66,6 @@ func (x *exchange) inject(r *http.Request) *refusal {
 	if err := x.grant.Inject(r); err != nil {
 		return x.grantRefusal(err)
 	}
-	if x.grpc && x.grant.ClientCertificate() != nil {
-		return x.grantRefusal(errors.New("client certificates are not supported with gRPC yet"))
-	}
 	x.present()
 	return nil
 }

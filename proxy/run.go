@@ -47,6 +47,7 @@ type Run struct {
 	conns      map[net.Conn]struct{}
 	transports map[string]*http.Transport  // by credential, "" without
 	grpc       map[string]*http2.Transport // the same, for gRPC
+	certs      map[string]*tls.Certificate // of these pools, where they have one
 	overrides  map[string]bool             // recorded
 	denials    []Denial
 	used       map[string]int64 // by limit scope
@@ -77,6 +78,7 @@ func (p *Proxy) newRun(id *identity.Run, o RunOptions) (*Run, error) {
 		conns:      make(map[net.Conn]struct{}),
 		transports: make(map[string]*http.Transport),
 		grpc:       make(map[string]*http2.Transport),
+		certs:      make(map[string]*tls.Certificate),
 		overrides:  make(map[string]bool),
 		used:       make(map[string]int64),
 	}

@@ -65,7 +65,9 @@ func TestE2ERevokeEndsTheUseByALiveRun(t *testing.T) { // I7
 	if out := wait(); !strings.Contains(out, `"reason":"credential-unavailable"`) {
 		t.Errorf("the run was told %q", out)
 	}
-	revoked := l.records(func(r *audit.Record) bool { return r.Event == "lease.revoke" && r.Run.ID == run && r.Credential.Detail == "revoked by the operator" })
+	revoked := l.records(func(r *audit.Record) bool {
+		return r.Event == "lease.revoke" && r.Run.ID == run && r.Credential.Detail == "revoked by the operator"
+	})
 	if len(revoked) != 1 {
 		t.Errorf("records: %+v", revoked)
 	}
