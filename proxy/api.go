@@ -46,6 +46,8 @@ type Limits struct {
 	MaxHeaders            int           // header lines in one head; default 256
 	BodyCap               int64         // bytes of a body read ahead for policy; default 1 MiB
 	MaxConnsPerRun        int           // open client connections; default 512
+	MaxRequestsPerRun     int           // requests under way; default 1024
+	BytesPerSecond        int64         // of bodies and opaque connections, a run, both ways together; default no limit
 	MaxDenials            int           // kept for Run.Denials; default 1000
 	FirstByteTimeout      time.Duration // silence after accept; default 30 s
 	HandshakeTimeout      time.Duration // TLS with the client; default 15 s

@@ -40,6 +40,7 @@ type exchange struct {
 	decision policies.Decision
 	would    string
 	reserved bool
+	flying   *Run // counted in there
 	handed   bool // the connection went to somebody else; nothing to record here
 	grant    *broker.Grant
 	refusal  *refusal
@@ -73,6 +74,24 @@ func (p *Proxy) newExchange(c *clientConn, h head, r *http.Request) *exchange {
 		x.grpc = isGRPC(r.Header)
 	}
 	return x
+}
+
+// takeOff counts the request in. One that is answered here is over soon and does
+// not count.
+func (x *exchange) takeOff() *refusal {
+	x.p.inFlight.Add(1)
+	x.flying = x.run
+	if x.run.flying.Add(1) > int64(x.p.limits.MaxRequestsPerRun) {
+		return refuse(reasonTooMany, "too many requests under way")
+	}
+	return nil
+}
+
+func (x *exchange) land() {
+	if x.flying != nil {
+		x.p.inFlight.Add(-1)
+		x.flying.flying.Add(-1)
+	}
 }
 
 // refuse notes why the request goes no further; the first reason stands.

@@ -270,7 +270,7 @@ func (b *sendBody) Read(p []byte) (n int, err error) {
 // brokenBody tells the client's broken framing from a failure of the upstream. It
 // is asked by the goroutine that has just read, and so set what readFailure says.
 func (x *exchange) brokenBody(err error) *refusal {
-	if err == nil || err == io.EOF || !strings.HasPrefix(x.proto, "http/1") {
+	if err == nil || errors.Is(err, io.EOF) || !strings.HasPrefix(x.proto, "http/1") {
 		return nil
 	}
 	f := x.conn.readFailure()
@@ -304,6 +304,7 @@ func (b *answerBody) Read(p []byte) (n int, err error) {
 		}
 	}()
 	n, err = b.in.Read(p)
+	b.x.run.flow.pass(b.x.run.ctx, n)
 	b.x.received.Add(int64(n))
 	if b.x.spendBytes("in", n) {
 		f := refuse(reasonLimitExceeded, "the limit of bytes received is used up")
@@ -330,7 +331,9 @@ func (b *answerBody) Write(p []byte) (int, error) {
 	if b.up == nil {
 		return 0, errors.New("proxy: not an upgraded connection")
 	}
+	b.x.run.flow.pass(b.x.run.ctx, len(p))
 	n, err := b.up.Write(p)
+	b.x.run.flow.pass(b.x.run.ctx, n)
 	b.x.sent.Add(int64(n))
 	b.seen.list = b.x.run.standIns
 	b.seen.add(p[:n])

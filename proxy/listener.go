@@ -47,6 +47,7 @@ func (p *Proxy) ServeListener(ctx context.Context, ln net.Listener, o ListenOpti
 	if o.IdleEnd <= 0 {
 		o.IdleEnd = 10 * time.Minute
 	}
+	p.keepAway(ln.Addr())
 	home, err := p.newRun(nil, RunOptions{})
 	if err != nil {
 		return err

@@ -49,6 +49,10 @@ func (p *Proxy) serveHTTP(rw http.ResponseWriter, r *http.Request) {
 		}
 	}
 	if f == nil {
+		f = x.takeOff()
+		defer x.land()
+	}
+	if f == nil {
 		f = x.canonicalise(r)
 	}
 	if f != nil {

@@ -39,6 +39,9 @@ type Proxy struct {
 	served  chan struct{} // closed when the server's accept loop has ended
 	panics  atomic.Int64
 
+	metrics  *metrics
+	inFlight atomic.Int64 // requests
+
 	mu     sync.Mutex
 	closed bool
 	runs   map[*Run]struct{}
@@ -69,6 +72,7 @@ func New(o Options) (*Proxy, error) {
 	if p.clock == nil {
 		p.clock = time.Now
 	}
+	p.metrics = p.newMetrics()
 	p.dialer = newDialer(up, p.limits.DialTimeout, p.buffers)
 	p.forward = p.newForwarder()
 	p.server = p.newServer()
@@ -96,6 +100,7 @@ func (l Limits) withDefaults() Limits {
 	count(&l.MaxHeaderBytes, 64<<10)
 	count(&l.MaxHeaders, 256)
 	count(&l.MaxConnsPerRun, 512)
+	count(&l.MaxRequestsPerRun, 1024)
 	count(&l.MaxDenials, 1000)
 	if l.BodyCap <= 0 {
 		l.BodyCap = 1 << 20

@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
+	"sync/atomic"
 
 	"golang.org/x/net/http2"
 
@@ -36,7 +37,9 @@ type Run struct {
 	minter   *minter
 	tls      *tls.Config // one for all its connections, so that sessions resume
 	dialer   *dialer
-	lobby    *lobby // set: callers are not identified yet
+	flow     meter
+	flying   atomic.Int64 // requests under way
+	lobby    *lobby       // set: callers are not identified yet
 
 	ctx    context.Context
 	cancel context.CancelFunc
@@ -82,6 +85,7 @@ func (p *Proxy) newRun(id *identity.Run, o RunOptions) (*Run, error) {
 		overrides:  make(map[string]bool),
 		used:       make(map[string]int64),
 	}
+	r.flow.rate = float64(p.limits.BytesPerSecond)
 	r.ctx, r.cancel = context.WithCancel(context.Background())
 	r.tls = &tls.Config{
 		MinVersion: tls.VersionTLS12, NextProtos: []string{"h2", "http/1.1"},

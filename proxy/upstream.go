@@ -25,6 +25,9 @@ type upstreams struct {
 	roots    func() *x509.CertPool
 	resolver string   // ip:port; "" the system's servers
 	via      *url.URL // nil: direct
+
+	mu  sync.Mutex
+	own map[uint16][]netip.Addr // listeners of ours, by port; the unspecified address is every one
 }
 
 type override struct {
@@ -103,9 +106,35 @@ func (u *upstreams) allow(entry string) error {
 	return nil
 }
 
+// keepAway forbids an address of our own for good.
+func (u *upstreams) keepAway(a netip.Addr, port uint16) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.own == nil {
+		u.own = make(map[uint16][]netip.Addr)
+	}
+	u.own[port] = append(u.own[port], a)
+}
+
+// isOwn reports one of our listeners. On the unspecified address that is every
+// internal address with the port: one of this machine cannot be told from them.
+func (u *upstreams) isOwn(addr netip.AddrPort) bool {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	for _, a := range u.own[addr.Port()] {
+		if a == addr.Addr() || a.IsUnspecified() && classify(addr.Addr()) != addressPublic {
+			return true
+		}
+	}
+	return false
+}
+
 // mayDial is the guard: whether addr may be dialled for name.
 func (u *upstreams) mayDial(name string, addr netip.AddrPort) bool {
 	addr = netip.AddrPortFrom(addr.Addr().Unmap(), addr.Port())
+	if u.isOwn(addr) {
+		return false
+	}
 	switch classify(addr.Addr()) {
 	case addressPublic:
 		return true

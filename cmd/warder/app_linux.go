@@ -193,6 +193,7 @@ func (a *app) loadPolicy(stderr io.Writer) error {
 	}
 	e, err := policies.Load(policies.Options{
 		Dir: a.cfg.Policy.Path, Mode: a.cfg.Policy.Mode, Roots: a.cfg.Policy.Roots, Floor: a.cfg.Policy.Floor,
+		KeepInput: true,
 	})
 	if err != nil {
 		return err

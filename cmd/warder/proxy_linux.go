@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"os/signal"
@@ -71,9 +72,36 @@ func serveProxy(cmd *cobra.Command, file, policy string) (err error) {
 		fmt.Fprintln(cmd.ErrOrStderr(), "warder: proxy: no proxy.clients: everyone on this machine is one anonymous run")
 	}
 	fmt.Fprintln(cmd.ErrOrStderr(), "warder: proxy: listening on", ln.Addr())
+	waitAdmin, err := a.serveAdmin(ctx, cmd.ErrOrStderr())
+	if err != nil {
+		return errors.Join(err, ln.Close())
+	}
+	defer waitAdmin()
 	go a.reloadOnHangup(ctx, cmd)
 	s := &proxyRuns{app: a, ca: ca, live: map[*proxy.Run]*proxyRun{}}
 	return a.proxy.ServeListener(ctx, ln, proxy.ListenOptions{Clients: clients, Open: s.open, Close: s.close, CA: ca})
+}
+
+// serveAdmin answers metrics, health and readiness where the configuration says,
+// until ctx ends.
+func (a *app) serveAdmin(ctx context.Context, stderr io.Writer) (wait func(), err error) {
+	if a.cfg.Proxy.Admin == "" {
+		return func() {}, nil
+	}
+	ln, err := net.Listen("tcp", a.cfg.Proxy.Admin)
+	if err != nil {
+		return nil, fmt.Errorf("proxy: admin: %w", err)
+	}
+	fmt.Fprintln(stderr, "warder: proxy: admin on", ln.Addr())
+	ctx, cancel := context.WithCancel(ctx)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		if err := a.proxy.ServeAdmin(ctx, ln, func() error { return ctx.Err() }); err != nil {
+			fmt.Fprintln(stderr, "warder:", err)
+		}
+	}()
+	return func() { cancel(); <-done }, nil
 }
 
 // reloadOnHangup swaps the policy atomically; a policy that does not load

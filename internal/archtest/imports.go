@@ -59,6 +59,7 @@ func Libraries() []Library {
 		{"github.com/open-policy-agent/opa", []string{"policies"}, "one place decides which built-ins a policy has", nil},
 		{"github.com/hashicorp/vault/api", []string{"broker"}, "tokens are seen in one package", nil},
 		{"github.com/aws/aws-sdk-go-v2", []string{"broker"}, "keys are signed with where they are fetched; none of its clients", nil},
+		{"github.com/prometheus/client_golang", []string{"proxy"}, "one registry, of codes of ours alone", nil},
 		{"gvisor.dev/gvisor", []string{"runner"}, "pinned, and guarded by one set of tests", nil},
 		{"github.com/opencontainers/runtime-spec", []string{"runner"}, "the shape of a sandbox is made in one package", nil},
 		{"github.com/google/go-containerregistry", []string{"runner/image"}, "images are believed only after their digests, in one package", []string{"cmd"}},

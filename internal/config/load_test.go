@@ -148,7 +148,7 @@ func TestDefaultOffersNothing(t *testing.T) {
 func TestEdgesOfTheRangesAreAccepted(t *testing.T) {
 	for _, text := range []string{
 		"sandbox: {uid_range: [65536, 2]}", "sandbox: {uid_range: [4294967293, 2]}", "sandbox: {memory: 16Mi, pids: 1, cpus: 0.01, disk: 1, timeout: 1ns}",
-		"sandbox: {cpus: 1024, pids: 4194304}", "proxy: {listen: \":0\"}", "proxy: {listen: \"[::1]:65535\"}",
+		"sandbox: {cpus: 1024, pids: 4194304}", "proxy: {listen: \":0\"}", "proxy: {admin: \"127.0.0.1:9090\", limits: {connections: 1, requests: 1, bandwidth: 1Mi}}", "proxy: {listen: \"[::1]:65535\"}",
 		"proxy: {upstream: {resolver: \"::1\", via: \"https://proxy.example:65535/\"}}",
 		"proxy: {upstream: {hosts: {\"127.0.0.1\": 127.0.0.1}, allow_addresses: [\"[::1]:443\"]}}",
 		"policy:\nvault:\ncredentials:\nproxy:\nsandbox:\naudit:", // sections may be left empty
@@ -227,6 +227,9 @@ var faultCases = []struct{ name, text, want string }{
 	{"via without a host", "version: 1\nproxy: {upstream: {via: \"http://\"}}\n", "2:25: proxy.upstream.via must be http"},
 	{"via with a path", "version: 1\nproxy: {upstream: {via: \"http://proxy/x\"}}\n", "2:25: proxy.upstream.via must be http"},
 	{"resolver that is a name", "version: 1\nproxy: {upstream: {resolver: dns.example}}\n", "2:30: proxy.upstream.resolver: "},
+	{"admin on another address", "version: 1\nproxy: {admin: \"0.0.0.0:9090\"}\n", "2:16: proxy.admin: "},
+	{"admin by name", "version: 1\nproxy: {admin: \"localhost:9090\"}\n", "2:16: proxy.admin: "},
+	{"a limit of nothing", "version: 1\nproxy: {limits: {requests: 0}}\n", "2:28: proxy.limits.requests must"},
 	{"listen on a port out of range", "version: 1\nproxy: {listen: \"127.0.0.1:65536\"}\n", "2:17: proxy.listen: "},
 	{"password in via", "version: 1\nproxy: {upstream: {via: \"http://u:p@proxy:1\"}}\n", "2:25: proxy.upstream.via must not hold a user"},
 	{"ca without its key", "version: 1\nproxy: {ca: {cert_file: a}}\n", "2:9: proxy.ca.key_file is required"},

@@ -197,10 +197,19 @@ type Sandbox struct {
 
 // Proxy is the proxy section; Upstream holds for run too.
 type Proxy struct {
-	Upstream Upstream `yaml:"upstream"`
-	Listen   string   `yaml:"listen"`
-	CA       *ProxyCA `yaml:"ca"`
-	Clients  []Client `yaml:"clients"`
+	Upstream Upstream    `yaml:"upstream"`
+	Listen   string      `yaml:"listen"`
+	CA       *ProxyCA    `yaml:"ca"`
+	Clients  []Client    `yaml:"clients"`
+	Admin    string      `yaml:"admin"` // loopback ADDRESS:PORT of metrics, health and readiness; "" none
+	Limits   ProxyLimits `yaml:"limits"`
+}
+
+// ProxyLimits bound what one run may hold. Zero values mean "the default".
+type ProxyLimits struct {
+	Connections int  `yaml:"connections"` // open at once
+	Requests    int  `yaml:"requests"`    // under way at once
+	Bandwidth   Size `yaml:"bandwidth"`   // bytes a second, both ways together; default no limit
 }
 
 // Upstream holds narrow overrides of where and how requests leave.

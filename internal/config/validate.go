@@ -247,6 +247,14 @@ func (v *checker) listener(p Proxy) {
 	if v.has("proxy.listen") && !isHostPort(p.Listen) {
 		v.fault("proxy.listen", "write ADDRESS:PORT, such as 127.0.0.1:3128", "proxy.listen: %q is not an address and a port", p.Listen)
 	}
+	if v.has("proxy.admin") && !isLoopbackPort(p.Admin) {
+		v.fault("proxy.admin", "write 127.0.0.1:PORT", "proxy.admin: %q is not a loopback address and a port", p.Admin)
+	}
+	for key, n := range map[string]int64{"connections": int64(p.Limits.Connections), "requests": int64(p.Limits.Requests), "bandwidth": int64(p.Limits.Bandwidth)} {
+		if key = "proxy.limits." + key; v.has(key) && n < 1 {
+			v.fault(key, "leave it out for the default", "%s must be at least 1", key)
+		}
+	}
 	if p.CA != nil {
 		v.required("proxy.ca.cert_file", p.CA.CertFile)
 		v.required("proxy.ca.key_file", p.CA.KeyFile)
@@ -319,6 +327,15 @@ func isAddrPort(s string) bool {
 func isHostPort(s string) bool {
 	_, port, err := net.SplitHostPort(s)
 	return err == nil && (validPort(port) || port == "0")
+}
+
+func isLoopbackPort(s string) bool {
+	host, _, err := net.SplitHostPort(s)
+	if err != nil || !isHostPort(s) {
+		return false
+	}
+	a, err := netip.ParseAddr(host)
+	return err == nil && a.IsLoopback()
 }
 
 func validPort(s string) bool {

@@ -1,0 +1,43 @@
+package proxy
+
+import (
+	"context"
+	"sync"
+	"time"
+)
+
+// meter holds one run to a number of bytes a second, both ways together. The zero
+// meter holds nothing back.
+type meter struct {
+	rate float64 // bytes a second; 0: no limit
+
+	mu   sync.Mutex
+	next time.Time // when what was let through so far would have passed at rate
+}
+
+// meterBurst is how much may pass at once after a pause, as time at the rate.
+const meterBurst = 250 * time.Millisecond
+
+// pass waits until n bytes more are in order. It returns early when ctx ends.
+func (m *meter) pass(ctx context.Context, n int) {
+	if m.rate <= 0 || n <= 0 {
+		return
+	}
+	now := time.Now()
+	m.mu.Lock()
+	if floor := now.Add(-meterBurst); m.next.Before(floor) {
+		m.next = floor
+	}
+	m.next = m.next.Add(time.Duration(float64(n) / m.rate * float64(time.Second)))
+	wait := m.next.Sub(now)
+	m.mu.Unlock()
+	if wait <= 0 {
+		return
+	}
+	t := time.NewTimer(wait)
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-ctx.Done():
+	}
+}
