@@ -31,7 +31,8 @@ var (
 
 type scratch struct {
 	record
-	buf bytes.Buffer
+	buf  bytes.Buffer
+	body []byte
 }
 
 var scratches = sync.Pool{New: func() any { return new(scratch) }}
@@ -44,6 +45,15 @@ func encodeBody(r *Record) ([]byte, error) {
 	}
 	s := scratches.Get().(*scratch)
 	defer scratches.Put(s)
+	if body, ok := appendBody(s.body[:0], r); ok {
+		s.body = body
+		return bytes.Clone(body), nil
+	}
+	return s.encode(r)
+}
+
+// encode is the general encoder: for every record, and for what does not fit in a line.
+func (s *scratch) encode(r *Record) ([]byte, error) {
 	for shrink := 1; ; shrink *= 4 {
 		s.fill(r, caps{shrink})
 		s.buf.Reset()

@@ -107,7 +107,7 @@ func (w *writer) read(n int) {
 // the log is right before and after it.
 func TestF166ManyWritersSomeKilled(t *testing.T) {
 	dir := t.TempDir() + "/audit"
-	const all, killed, requests = 16, 5, 6
+	const all, killed, requests = 50, 10, 4
 	writers := make([]*writer, all)
 	var wg sync.WaitGroup
 	for i := range writers {
