@@ -55,8 +55,8 @@ func imageCommand(entrypoint, words []string, ours *string, argv []string) []str
 // imageUser is the user that the image asks for, as far as this host maps it;
 // any other is the run's default user.
 func (u *run) imageUser(name string) string {
-	if name == "" {
-		return ""
+	if name == "" || name == "root" {
+		return name
 	}
 	id, err := strconv.ParseUint(name, 10, 32)
 	if err != nil {
