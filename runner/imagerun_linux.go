@@ -9,8 +9,11 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"warder/runner/image"
 )
 
 // useImage fetches the image and takes from it what the caller left open.
@@ -22,7 +25,7 @@ func (u *run) useImage(ctx context.Context) error {
 		return errors.New("images are not available here")
 	}
 	var err error
-	if u.image, err = u.Images.Get(ctx, u.t.Image); err != nil {
+	if u.image, err = u.fetchImage(ctx); err != nil {
 		return err
 	}
 	u.t.Run.ImageDigest = u.image.Digest
@@ -35,6 +38,34 @@ func (u *run) useImage(ctx context.Context) error {
 		u.t.User = u.imageUser(cfg.User)
 	}
 	return nil
+}
+
+// fetchImage may take minutes: a signal calls it off.
+func (u *run) fetchImage(ctx context.Context) (*image.Image, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	watched := make(chan struct{})
+	go func() {
+		defer close(watched)
+		select {
+		case s, open := <-u.t.Signals:
+			if !open {
+				<-ctx.Done()
+				return
+			}
+			if sig, ok := s.(syscall.Signal); ok {
+				u.early.Store(int32(sig))
+			}
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	img, err := u.Images.Get(ctx, u.t.Image)
+	cancel()
+	<-watched
+	if err == nil && u.early.Load() != 0 {
+		err = errors.Join(context.Canceled, img.Close())
+	}
+	return img, err
 }
 
 // imageCommand is the command line: the caller's words after the entry point, or

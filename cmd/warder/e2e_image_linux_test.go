@@ -3,8 +3,10 @@ package main
 import (
 	"archive/tar"
 	"bytes"
+	"context"
 	"io"
 	"log"
+	"net"
 	"net/http/httptest"
 	"os"
 	"os/exec"
@@ -13,6 +15,7 @@ import (
 	"runtime"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-containerregistry/pkg/name"
 	"github.com/google/go-containerregistry/pkg/registry"
@@ -252,4 +255,42 @@ func TestE2EImageThatWouldShowTheHostIsRefused_F113(t *testing.T) {
 	for _, dir := range []string{"/", "/etc/..", link, "/var/run", "/proc", "/proc/self/root", "/sys/kernel", "/etc", l.dir, filepath.Dir(l.dir)} {
 		l.mustHold(l.warder("run", "--image", "dir:"+dir, "--", "/bin/true"), 125, "hint:")
 	}
+}
+
+// A registry that never answers must not keep a run from being ended.
+func TestE2EASignalEndsAPull(t *testing.T) {
+	l := newLab(t)
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	asked := make(chan struct{})
+	go func() {
+		for first := true; ; first = false {
+			c, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			defer c.Close()
+			if first {
+				close(asked)
+			}
+		}
+	}()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	cmd := l.command(ctx, "run", "--image", ln.Addr().String()+"/app:1", "--", "true")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	<-asked
+	if err := cmd.Process.Signal(os.Interrupt); err != nil {
+		t.Fatal(err)
+	}
+	_ = cmd.Wait()
+	if code := cmd.ProcessState.ExitCode(); ctx.Err() != nil || code != 130 {
+		t.Errorf("exit %d, %v", code, ctx.Err())
+	}
+	l.mustBeComplete()
 }
