@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"warder/runner/image"
@@ -138,7 +139,7 @@ func kindOf(root *os.Root, p string) pathKind {
 
 // readSmall returns a regular file of the image, nil when it is none.
 func readSmall(root *os.Root, name string) []byte {
-	f, err := root.Open(strings.TrimPrefix(name, "/"))
+	f, err := root.OpenFile(strings.TrimPrefix(name, "/"), os.O_RDONLY|syscall.O_NONBLOCK, 0) // a pipe must not hold us
 	if err != nil {
 		return nil
 	}

@@ -16,6 +16,7 @@ import (
 	"warder/internal/identity"
 	"warder/policies"
 	"warder/runner"
+	"warder/runner/image"
 )
 
 func newPsCmd() *cobra.Command {
@@ -90,10 +91,11 @@ func newRmCmd() *cobra.Command {
 
 func newGcCmd() *cobra.Command {
 	var file string
+	var images bool
 	cmd := &cobra.Command{
 		Use:   "gc",
 		Short: "Clean up after runs whose process died",
-		Long:  "Gc does at once what every start does beside its run: it ends what dead runs left, and has their credentials revoked.",
+		Long:  "Gc does at once what every start does beside its run: it ends what dead runs left, and has their credentials revoked.\nWith --images it also removes every cached image that no run uses.",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return withRevoker(file, cmd.ErrOrStderr(), func(ctx context.Context, state *runner.StateDir, revoke runner.Revoker) error {
@@ -104,11 +106,17 @@ func newGcCmd() *cobra.Command {
 				if err != nil {
 					return fmt.Errorf("gc: %d runs unconfirmed: %w", len(rep.Unconfirmed), err)
 				}
-				return nil
+				if !images {
+					return nil
+				}
+				n, err := image.NewStore(image.Options{Dir: config.ImageDir()}).Prune(ctx)
+				fmt.Fprintf(cmd.ErrOrStderr(), "%d images removed\n", n)
+				return err
 			})
 		},
 	}
 	cmd.Flags().StringVar(&file, "config", "", "configuration `file`")
+	cmd.Flags().BoolVar(&images, "images", false, "remove cached images too")
 	return cmd
 }
 

@@ -24,6 +24,8 @@ const (
 	blobsDir = "blobs/sha256"
 	treesDir = "trees"
 	locksDir = "locks"
+
+	partSuffix = ".part" // of a tree that is being made or removed
 )
 
 func (s *Store) makeDirs() error {
@@ -194,7 +196,7 @@ func (s *Store) tree(ctx context.Context, id v1.Hash, rawConfig []byte, layers i
 
 // build unpacks the layers beside the final place and renames the whole.
 func (s *Store) build(ctx context.Context, dst string, diffs []v1.Hash, open func(int) (io.ReadCloser, error)) error {
-	part := dst + ".part"
+	part := dst + partSuffix
 	if err := os.RemoveAll(part); err != nil { // of a process that was killed
 		return err
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/name"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
+	"golang.org/x/sys/unix"
 )
 
 // Options make a Store.
@@ -79,6 +80,11 @@ func (s *Store) get(ctx context.Context, ref Reference) (*Image, error) {
 	if err := s.makeDirs(); err != nil {
 		return nil, err
 	}
+	lock, err := s.lockStore(ctx, unix.LOCK_SH)
+	if err != nil {
+		return nil, err
+	}
+	defer lock.Close()
 	switch ref.kind {
 	case kindDockerArchive:
 		return s.dockerArchive(ctx, ref)

@@ -25,6 +25,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 	"github.com/klauspost/compress/zstd"
+	"golang.org/x/sys/unix"
 )
 
 func newStore(t *testing.T) *Store {
@@ -491,4 +492,43 @@ func TestClearTextToAnotherMachineIsRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	resp.Body.Close()
+}
+
+func TestPruneRemovesWhatNobodyUses(t *testing.T) {
+	h, s := newHub(t), newStore(t)
+	if n, err := s.Prune(t.Context()); n != 0 || err != nil {
+		t.Errorf("without a cache: %d, %v", n, err)
+	}
+	used := h.push(t, "used:1", testImage(t, runtime.GOARCH, testLayer(t, file("a", "1"))))
+	idle := h.push(t, "idle:1", testImage(t, runtime.GOARCH, testLayer(t, file("b", "1"))))
+	img := get(t, s, h.ref("used@"+used))
+	get(t, s, h.ref("idle@"+idle)).Close()
+	if err := os.MkdirAll(filepath.Join(s.dir, treesDir, strings.Repeat("0", 64)+partSuffix, "half"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := NewStore(Options{Dir: s.dir}).Prune(t.Context()); n != 1 || err != nil {
+		t.Errorf("removed %d, %v; want 1", n, err)
+	}
+	if got := listing(t, img.Root); strings.Join(got, " ") != "a=1" {
+		t.Errorf("the one in use: %q", got)
+	}
+	if trees, err := os.ReadDir(filepath.Join(s.dir, treesDir)); err != nil || len(trees) != 1 {
+		t.Errorf("%v, %v", trees, err)
+	}
+	get(t, s, h.ref("idle@"+idle)) // it can be had again
+	img.Close()
+	if n, err := s.Prune(t.Context()); n != 1 || err != nil {
+		t.Errorf("then removed %d, %v; want 1: the other is in use now", n, err)
+	}
+	// A fetch under way keeps everything where it is.
+	lock, err := s.lockStore(t.Context(), unix.LOCK_SH)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lock.Close()
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	if _, err := s.Prune(ctx); err == nil {
+		t.Error("images were removed beside a fetch")
+	}
 }
