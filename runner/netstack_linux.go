@@ -45,6 +45,8 @@ type connHandler func(c net.Conn, dst netip.AddrPort)
 type network struct {
 	stack  *stack.Stack
 	link   stack.LinkEndpoint
+	fd     int    // the host's end of the link
+	quiet  [2]int // a pair of sockets that nobody uses, for close
 	names  *names
 	dns    *gonet.UDPConn
 	handle connHandler
@@ -90,7 +92,12 @@ func linkPair() (host int, guest *os.File, err error) {
 
 // newNetwork builds the stack on fd, of which it takes ownership.
 func newNetwork(fd int, handle connHandler) (*network, error) {
-	n := &network{names: newNames(maxNames), handle: handle}
+	n := &network{names: newNames(maxNames), handle: handle, fd: fd}
+	var err error
+	if n.quiet, err = unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0); err != nil {
+		_ = unix.Close(fd)
+		return nil, fmt.Errorf("network link: socketpair: %w", err)
+	}
 	link, err := fdbased.New(&fdbased.Options{
 		FDs: []int{fd}, MTU: linkMTU, PacketDispatchMode: fdbased.RecvMMsg,
 		RXChecksumOffload: true, TXChecksumOffload: true, // a socketpair does not flip bits
@@ -219,10 +226,21 @@ func (n *network) close() {
 	n.once.Do(func() {
 		_ = n.dns.Close()
 		n.stack.Close()
+		n.silence()
 		n.link.Attach(nil)
 		n.link.Wait()
 		n.wg.Wait()
+		_ = unix.Close(n.quiet[0])
+		_ = unix.Close(n.quiet[1])
 	})
+}
+
+// silence puts a socket on which nothing ever comes in the place of the link. The
+// link's reader looks for the order to stop only when there is nothing to read,
+// and a link whose other side is gone reads as "empty packet" for ever (recv(2)).
+// The descriptor itself stays open: timers of the stack may still write to it.
+func (n *network) silence() {
+	_ = unix.Dup3(n.quiet[0], n.fd, unix.O_CLOEXEC) // fails on bad descriptors only
 }
 
 // linkFilter passes only IPv4 TCP and DNS to the resolver; the rest is counted
