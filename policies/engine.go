@@ -15,8 +15,13 @@ const DefaultEvalTimeout = 50 * time.Millisecond
 
 // Options say what to load.
 type Options struct {
-	Dir  string // folder with *.rego and data (*.json, *.yaml); required
+	Dir  string // folder with *.rego and data (*.json, *.yaml); required without a Bundle
 	Mode string // ModeEnforce (default) or ModeMonitor
+
+	// Bundle is a signed OPA bundle in place of Dir, which then only names it in
+	// messages. Its signature must be that of BundleKey.
+	Bundle    []byte
+	BundleKey *BundleKey
 
 	// Roots are further folders whose files count as if they were in Dir, such
 	// as those of other teams. Each must hold Rego; no two may set the same data.
@@ -90,7 +95,7 @@ func Load(o Options) (*Engine, error) {
 	if o.EvalTimeout <= 0 {
 		o.EvalTimeout = DefaultEvalTimeout
 	}
-	files, err := readRoots(o.Dir, o.Roots)
+	files, err := o.read()
 	if err != nil {
 		return nil, err
 	}
@@ -112,6 +117,22 @@ func Load(o Options) (*Engine, error) {
 		e.kept = e.keptPlan()
 	}
 	return e, nil
+}
+
+// read reads what is to be compiled together.
+func (o *Options) read() (*folder, error) {
+	if o.Bundle == nil && o.BundleKey == nil {
+		f, err := readFolder(o.Dir)
+		if err != nil {
+			return nil, err
+		}
+		return f, f.addRoots(o.Roots)
+	}
+	f, err := readBundle(o.Dir, o.Bundle, o.BundleKey)
+	if err != nil {
+		return nil, err
+	}
+	return f, f.addRoots(o.Roots)
 }
 
 // underFloor takes over from the floor what concerns every decision.

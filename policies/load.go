@@ -111,7 +111,9 @@ func readFolder(dir string) (*folder, error) {
 	if err != nil {
 		return nil, err
 	}
-	return f, f.parse(paths)
+	return f, f.parse(paths, func(rel string) ([]byte, error) {
+		return readBounded(filepath.Join(f.dir, filepath.FromSlash(rel)), maxFileBytes)
+	})
 }
 
 func openFolder(dir string) (*folder, error) {
@@ -197,12 +199,13 @@ func kindOf(name string) string {
 	return ""
 }
 
-func (f *folder) parse(paths []string) error {
+// parse reads the files, by their paths in the folder, sorted.
+func (f *folder) parse(paths []string, read func(rel string) ([]byte, error)) error {
 	failure := &LoadError{Dir: f.dir}
 	total := 0
 	for _, rel := range paths {
 		shown := filepath.Join(f.dir, filepath.FromSlash(rel))
-		content, err := readBounded(shown, maxFileBytes)
+		content, err := read(rel)
 		if err != nil {
 			return loadFailure(f.dir, shown, "cannot read: %v", plain(err)).withCause(err)
 		}

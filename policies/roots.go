@@ -7,22 +7,18 @@ import (
 	"strings"
 )
 
-// readRoots reads a policy folder and further ones as if they were one.
-func readRoots(dir string, more []string) (*folder, error) {
-	f, err := readFolder(dir)
-	if err != nil || len(more) == 0 {
-		return f, err
-	}
-	seen := map[string]bool{filepath.Clean(dir): true}
-	failure := &LoadError{Dir: dir}
+// addRoots reads further folders as if they were part of this one.
+func (f *folder) addRoots(more []string) error {
+	seen := map[string]bool{filepath.Clean(f.dir): true}
+	failure := &LoadError{Dir: f.dir}
 	for i, root := range more {
 		if clean := filepath.Clean(root); seen[clean] {
-			return nil, loadFailure(root, root, "is named twice as a policy folder")
+			return loadFailure(root, root, "is named twice as a policy folder")
 		}
 		seen[filepath.Clean(root)] = true
 		other, err := readFolder(root)
 		if err != nil {
-			return nil, err
+			return err
 		}
 		for _, s := range other.sources {
 			s.Path = fmt.Sprintf("root%d:/%s", i+1, s.Path)
@@ -39,5 +35,5 @@ func readRoots(dir string, more []string) (*folder, error) {
 		}
 	}
 	slices.SortFunc(f.sources, func(a, b Source) int { return strings.Compare(a.Path, b.Path) })
-	return f, failure.orNil()
+	return failure.orNil()
 }
