@@ -49,6 +49,7 @@ type exchange struct {
 	sent     atomic.Int64 // body bytes towards the upstream
 	received atomic.Int64 // body bytes towards the client
 	masked   []*atomic.Int64
+	cost     *costMeter // nil: no limit by cost
 	maskedHd int64
 	attempts int
 	dst      *audit.Dst

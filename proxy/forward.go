@@ -306,6 +306,7 @@ func (b *answerBody) Read(p []byte) (n int, err error) {
 	n, err = b.in.Read(p)
 	b.x.run.flow.pass(b.x.run.ctx, n)
 	b.x.received.Add(int64(n))
+	b.x.cost.add(p[:n], false)
 	if b.x.spendBytes("in", n) {
 		f := refuse(reasonLimitExceeded, "the limit of bytes received is used up")
 		f.rule = b.x.decision.Rule

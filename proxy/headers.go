@@ -76,6 +76,9 @@ func limitAcceptEncoding(h http.Header) {
 	h["Accept-Encoding"] = []string{strings.Join(keep, ", ")}
 }
 
+// askUncoded asks for an answer whose cost can be read.
+func askUncoded(h http.Header) { h["Accept-Encoding"] = []string{"identity"} }
+
 // removeRange drops range requests: a part of an answer could begin in the
 // middle of a value that must be masked.
 func removeRange(h http.Header) {

@@ -246,9 +246,12 @@ func lowerHeaders(h http.Header) map[string][]string {
 // withinLimits counts the request against every limit that the decision names.
 // Limits with the same scope share one count, whichever rule names them, so a
 // limit is never exceeded; requests that name no limit are not counted.
-func (x *exchange) withinLimits(*http.Request) *refusal {
+func (x *exchange) withinLimits(req *http.Request) *refusal {
 	if x.decision.Verdict != policies.Allow || len(x.decision.Limits) == 0 {
 		return nil
+	}
+	if x.limitsCost() {
+		askUncoded(req.Header)
 	}
 	r := x.run
 	r.mu.Lock()
@@ -256,10 +259,8 @@ func (x *exchange) withinLimits(*http.Request) *refusal {
 	for _, l := range x.decision.Limits {
 		scope := x.limitScope(l.Per)
 		switch {
-		case l.Cost > 0:
-			f := refuse(reasonPolicyError, "the rule sets a limit that is not known here")
-			f.rule, f.cause = x.decision.Rule, "limits by cost are not supported"
-			return f
+		case l.Cost > 0 && r.used["cost "+scope] >= l.Cost:
+			return x.limitRefusal("units of cost", l.Cost, l.Per)
 		case l.Requests > 0 && r.used["requests "+scope] >= l.Requests:
 			return x.limitRefusal("requests", l.Requests, l.Per)
 		case l.BytesOut > 0 && r.used["out "+scope] >= l.BytesOut:

@@ -113,5 +113,6 @@ func (p *Proxy) onResponse(resp *http.Response, ctx *goproxy.ProxyCtx) *http.Res
 		return x.denial(ctx.Req)
 	}
 	x.status = resp.StatusCode
+	x.cost = x.meterCost(resp.Header)
 	return resp
 }

@@ -44,6 +44,7 @@ func (x *exchange) append(ctx context.Context, rec *audit.Record) *audit.Future 
 
 // complete makes the record that ends the exchange.
 func (x *exchange) complete() {
+	x.spendCost()
 	x.timing.Total = micros(time.Since(x.start))
 	rec := x.record(audit.StageCompleted)
 	rec.Verdict = verdictAllow
