@@ -1,6 +1,7 @@
 package broker
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -98,7 +99,7 @@ func slotText(in config.Inject) string {
 // Facts are the result of Probe.
 type Facts struct {
 	Info
-	Length         int        `json:"length"`            // of the value, in bytes
+	Length         int        `json:"length"`            // of the value, in bytes; 0 when no value is sent
 	Searched       bool       `json:"searched"`          // long enough to be searched in answers' bodies
 	Expires        *time.Time `json:"expires,omitempty"` // nil: static
 	LeaseID        string     `json:"lease_id,omitempty"`
@@ -121,10 +122,13 @@ func (b *Broker) Probe(ctx context.Context, name string, j Journal, shortest int
 	}
 	f := Facts{Info: c.info()}
 	m, _, err := s.material(ctx, s.entries[name], "probe")
+	if err == nil && m.sign != nil {
+		_, f.VaultRequestID, err = m.sign(ctx, []byte("probe"), "probe")
+	}
 	if err == nil {
 		f.Length = m.value.Len()
 		f.Searched = f.Length >= shortest
-		f.LeaseID, f.Accessor, f.VaultRequestID = m.leaseID, m.accessor, m.requestID
+		f.LeaseID, f.Accessor, f.VaultRequestID = m.leaseID, m.accessor, cmp.Or(m.requestID, f.VaultRequestID)
 		if !m.expires.IsZero() {
 			f.Expires = &m.expires
 		}

@@ -53,7 +53,7 @@ func (g *Grant) Inject(req *http.Request) error {
 	case err == nil:
 		return nil
 	case errors.As(err, &body):
-		return &Error{Reason: ReasonBinding, Credential: g.Name, Cause: err}
+		return &Error{Reason: ReasonBinding, Credential: g.Name, Cause: err, Detail: body.text}
 	}
 	return &Error{Reason: ReasonUnavailable, Credential: g.Name, Cause: fmt.Errorf("inject: %w", err)}
 }

@@ -18,6 +18,7 @@ type Error struct {
 	Reason     string
 	Credential string
 	Cause      error
+	Detail     string        // may be shown to the sandbox; "": the meaning of the reason is enough
 	RetryAfter time.Duration // 0: no advice
 }
 

@@ -183,7 +183,7 @@ func TestFormFieldReachesTheUpstream(t *testing.T) {
 	if !strings.Contains(e.up.bytes(), "a=1&b=2&token="+canary) {
 		t.Fatal("the upstream did not get the value")
 	}
-	if r := ask(t, e.tls("api.allowed.test"), get("/", "api.allowed.test")); r.reason() != reasonCredentialBinding {
+	if r := ask(t, e.tls("api.allowed.test"), get("/", "api.allowed.test")); r.reason() != reasonCredentialBinding || !strings.Contains(r.body, "not application/x-www-form-urlencoded") {
 		t.Fatal(r.StatusCode, r.body)
 	}
 }

@@ -47,6 +47,9 @@ func (x *exchange) grantRefusal(err error) *refusal {
 	}
 	f.rule = x.decision.Rule
 	f.detail = "credential " + x.credential() + ": " + reasonByCode(f.reason).meaning
+	if be != nil && be.Detail != "" {
+		f.detail = "credential " + x.credential() + ": " + be.Detail
+	}
 	return f
 }
 

@@ -203,7 +203,14 @@ func printFacts(w io.Writer, f broker.Facts) error {
 	row("source", f.Source)
 	row("slot", f.Slot)
 	row("hosts", strings.Join(f.Hosts, " "))
-	row("value", fmt.Sprintf("%d bytes", f.Length))
+	switch f.Kind {
+	case broker.KindPKI:
+		row("value", "a certificate of the connection; its key is sent nowhere")
+	case broker.KindHMAC:
+		row("value", "a signature for each request; its key is sent nowhere")
+	default:
+		row("value", fmt.Sprintf("%d bytes", f.Length))
+	}
 	if f.Expires != nil {
 		row("expires", f.Expires.Format(time.RFC3339))
 	} else {
@@ -212,9 +219,13 @@ func printFacts(w io.Writer, f broker.Facts) error {
 	row("lease", f.LeaseID)
 	row("token accessor", f.Accessor)
 	row("vault request", f.VaultRequestID)
-	if f.Searched {
+	switch {
+	case f.Kind == broker.KindPKI:
+	case f.Kind == broker.KindHMAC:
+		row("answers", "searched for the signature, in header and body")
+	case f.Searched:
 		row("answers", "searched for the value, in header and body")
-	} else {
+	default:
 		row("answers", fmt.Sprintf("searched in header only: the value is shorter than %d bytes", scrub.MinBody))
 	}
 	for _, o := range f.Outcomes {

@@ -69,6 +69,10 @@ func TestCredentialVerbsShowEverythingButTheValue(t *testing.T) {
 			"env":   bind(config.Source{Local: &config.LocalSource{Env: "WARDER_TEST_CREDENTIAL"}}),
 			"short": bind(config.Source{Local: &config.LocalSource{Env: "WARDER_TEST_SHORT"}}),
 			"jwt":   bind(config.Source{Local: &config.LocalSource{JWT: &config.LocalJWT{Audience: "a"}}}),
+			"hook": {
+				Source: config.Source{Local: &config.LocalSource{HMAC: &config.LocalHMAC{KeyFile: ownFile(t, "S3CR3T-CANARY-hmac")}}},
+				Inject: config.Inject{HMAC: &config.HMAC{Header: "X-Signature", Parts: []string{"body"}}}, Hosts: []string{"api.github.com"},
+			},
 		},
 	}
 	for _, c := range []struct {
@@ -77,6 +81,7 @@ func TestCredentialVerbsShowEverythingButTheValue(t *testing.T) {
 		want []string
 	}{
 		{[]string{"list"}, 0, []string{"github-read", "kv", "header Authorization", "GET", "none", "static", "expires"}},
+		{[]string{"test", "hook"}, 0, []string{"hook (hmac)", "hmac X-Signature", "its key is sent nowhere", "searched for the signature", "static"}},
 		{[]string{"test", "github-read"}, 0, []string{"secret/data/github", "20 bytes", "never by itself", "searched for the value", "static"}},
 		{[]string{"test", "env"}, 0, []string{"env: WARDER_TEST_CREDENTIAL", "17 bytes"}},
 		{[]string{"test", "short"}, 0, []string{"header only"}},
@@ -98,7 +103,7 @@ func TestCredentialVerbsShowEverythingButTheValue(t *testing.T) {
 	}
 	var list []map[string]any
 	out, _ := credential(t, cfg, "list", "-o", "json")
-	if err := json.Unmarshal([]byte(out), &list); err != nil || len(list) != 5 {
+	if err := json.Unmarshal([]byte(out), &list); err != nil || len(list) != 6 {
 		t.Fatal(err, len(list))
 	}
 	var set struct{ Keys []map[string]any }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -141,5 +142,48 @@ func TestE2EVaultFaultsFailClosed(t *testing.T) { // I10
 			}
 			l.mustBeComplete()
 		})
+	}
+}
+
+// TestE2EBothLogsJoin: a request of ours names the request of Vault's that fetched
+// its credential, and Vault's names the run.
+func TestE2EBothLogsJoin(t *testing.T) { // I6
+	l, v := vaultLab(t)
+	file := v.AuditFile(t)
+	r, o := l.json(askAPI)
+	if o.code != 0 || !strings.Contains(r.Stdout, "STATUS 200") {
+		t.Fatalf("exit %d: %s%s%s", o.code, r.Stdout, r.Stderr, o.stderr)
+	}
+	ours := l.records(func(r *audit.Record) bool { return requestsOf(r) && r.Stage == audit.StageCompleted })
+	if len(ours) != 1 || ours[0].Credential.VaultRequestID == "" {
+		t.Fatalf("records: %+v", ours)
+	}
+	raw, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	joined := 0
+	for line := range strings.Lines(string(raw)) {
+		var theirs struct {
+			Type    string
+			Auth    struct{ Metadata map[string]string }
+			Request struct{ ID, Path string }
+		}
+		if err := json.Unmarshal([]byte(line), &theirs); err != nil {
+			t.Fatal(err)
+		}
+		if theirs.Type != "response" || theirs.Request.ID != ours[0].Credential.VaultRequestID {
+			continue
+		}
+		joined++
+		if theirs.Request.Path != "secret/data/github" || theirs.Auth.Metadata["run_id"] != r.RunID {
+			t.Errorf("Vault's side: %s", line)
+		}
+	}
+	if joined != 1 {
+		t.Errorf("%d lines of Vault's log have the request of ours", joined)
+	}
+	if strings.Contains(string(raw), canary) {
+		t.Error("Vault's log holds the value")
 	}
 }
