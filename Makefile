@@ -34,13 +34,13 @@ lint: ## golangci-lint and gofumpt, as pinned in tools/lint
 fuzz: ## Fuzz every target for FUZZTIME each (default 30s)
 	tools/fuzz.sh
 
-bench: build ## Side by side: the start of a sandbox, and the proxy
+bench: build ## Side by side: the start of a sandbox, the proxy, and the log
 	tools/bench/run.sh
 
-mutants: ## Break the code on purpose: a mutant that survives names a missing test
+mutants: ## Take guards away, one by one: a mutant that survives names a missing test
 	tools/mutants.sh
 
-soak: build ## Start and kill runs for SOAKTIME (default 30m), then look for leftovers
+soak: build ## Verify a log of SOAKRECORDS (default 1000000), then start and kill runs for SOAKTIME (default 30m)
 	tools/soak.sh
 
 clean: ## Remove what was built here; caches outside the clone stay

@@ -7,6 +7,7 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+	"time"
 )
 
 // general encodes r without the quick way.
@@ -107,5 +108,16 @@ func shuffle(v reflect.Value, rng *rand.Rand, words []string) {
 		v.SetInt(rng.Int64N(5)*rng.Int64() - 3)
 	case reflect.Bool:
 		v.SetBool(rng.IntN(2) == 0)
+	}
+}
+
+func TestStampIsTheLayouts(t *testing.T) {
+	rng := rand.New(rand.NewPCG(3, 4))
+	zone := time.FixedZone("x", -12345)
+	for range 10_000 {
+		at := time.Unix(rng.Int64N(1<<38), rng.Int64N(1e9)).In(zone)
+		if got, want := stamp(at), at.UTC().Format(stampLayout); got != want {
+			t.Fatalf("%s, want %s", got, want)
+		}
 	}
 }

@@ -318,4 +318,23 @@ func (r *registry) nameKey() error {
 	return err
 }
 
-func stamp(t time.Time) string { return t.UTC().Format("2006-01-02T15:04:05.000000000Z") }
+const stampLayout = "2006-01-02T15:04:05.000000000Z"
+
+// stamp is t in UTC by stampLayout, and written without it: every record has one.
+func stamp(t time.Time) string {
+	t = t.UTC()
+	year, month, day := t.Date()
+	if year < 0 || year > 9999 {
+		return t.Format(stampLayout)
+	}
+	hour, minute, second := t.Clock()
+	b := []byte(stampLayout)
+	for _, part := range [...]struct{ at, digits, n int }{
+		{0, 4, year}, {5, 2, int(month)}, {8, 2, day}, {11, 2, hour}, {14, 2, minute}, {17, 2, second}, {20, 9, t.Nanosecond()},
+	} {
+		for i, n := part.at+part.digits-1, part.n; i >= part.at; i, n = i-1, n/10 {
+			b[i] = byte('0' + n%10)
+		}
+	}
+	return string(b)
+}

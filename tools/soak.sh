@@ -12,6 +12,9 @@ case $soak in
   *) seconds=${soak%s} ;;
 esac
 jobs=${SOAKJOBS:-4}
+
+# The log: SOAKRECORDS records written and verified, in memory that stays flat.
+WARDER_SOAK_RECORDS=${SOAKRECORDS:-1000000} go test ./audit -count=1 -timeout 60m -v -run '^TestSoakALongLog$' | grep -v '^=== '
 dir=$(mktemp -d)
 export WARDER_STATE_DIR=$dir/state
 printf 'version: 1\naudit: {dir: %s/audit}\n' "$dir" >"$dir/warder.yaml"

@@ -172,31 +172,6 @@ func printReportText(w io.Writer, rep audit.Report) error {
 	return b.Flush()
 }
 
-func newAuditAnchorCmd(f *auditFlags) *cobra.Command {
-	cmd := &cobra.Command{
-		Use:   "anchor",
-		Short: "Print what must be kept elsewhere to tell a rewritten log",
-		Long: `Anchor prints the signed state of the registry and of the open streams. Keep it
-where the log's owner cannot write; verify --anchor finds with it what nothing in the
-directory can tell: an older copy of all of it, or all of it written anew.`,
-		Example: `  warder audit anchor > /mnt/elsewhere/anchor.txt`,
-		Args:    cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			dir, err := f.open()
-			if err != nil {
-				return err
-			}
-			b, err := audit.Anchor(cmd.Context(), dir)
-			if err != nil {
-				return unread(err)
-			}
-			_, err = cmd.OutOrStdout().Write(b)
-			return err
-		},
-	}
-	return cmd
-}
-
 func newAuditKeyCmd(f *auditFlags) *cobra.Command {
 	cmd := &cobra.Command{Use: "key", Short: "Handle the signing key", Args: cobra.NoArgs}
 	cmd.AddCommand(&cobra.Command{

@@ -13,16 +13,18 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"time"
 )
 
 type options struct {
 	warder, runsc string // binaries
+	sqlite        string // binary of tools/sqlitelog; "": left out
 	dir           string // scratch folder
 	out           string // result file
 	rounds        int
 	duration      time.Duration // of one cell of the proxy's part
-	only          string        // "", start or proxy
+	only          string        // "", start, proxy or audit
 }
 
 func main() {
@@ -61,15 +63,16 @@ func parseOptions(args []string) (options, error) {
 	fs.StringVar(&o.out, "out", "bench-result.json", "result `file`")
 	fs.IntVar(&o.rounds, "rounds", 15, "interleaved rounds of the start; a third of it for the proxy")
 	fs.DurationVar(&o.duration, "duration", 3*time.Second, "of one cell of the proxy's part")
-	fs.StringVar(&o.only, "only", "", "start or proxy")
+	fs.StringVar(&o.only, "only", "", "start, proxy or audit")
+	fs.StringVar(&o.sqlite, "sqlite", "", "what the log is compared with, built from tools/sqlitelog; none: left out")
 	if err := fs.Parse(args); err != nil {
 		return o, err
 	}
-	if o.rounds < 3 || o.duration < time.Second || o.runsc == "" && o.only != "proxy" {
+	if o.rounds < 3 || o.duration < time.Second || o.runsc == "" && (o.only == "" || o.only == "start") {
 		return o, errors.New("needs -runsc, at least 3 rounds and 1s a cell")
 	}
 	var err error
-	for _, p := range []*string{&o.warder, &o.runsc} {
+	for _, p := range []*string{&o.warder, &o.runsc, &o.sqlite} {
 		if *p != "" && err == nil {
 			*p, err = filepath.Abs(*p)
 		}
@@ -82,6 +85,7 @@ type result struct {
 	Machine machine     `json:"machine"`
 	Start   []startCell `json:"start,omitempty"`
 	Proxy   []proxyCell `json:"proxy,omitempty"`
+	Audit   []auditCell `json:"audit,omitempty"`
 	Ratios  []ratio     `json:"ratios"`
 }
 
@@ -104,17 +108,23 @@ type ratio struct {
 func run(o options) error {
 	r := result{Machine: machine{runtime.GOOS, runtime.GOARCH, runtime.NumCPU(), runtime.Version(), kernel(), o.rounds}}
 	var err error
-	if o.only != "proxy" {
+	wants := func(part string) bool { return o.only == "" || o.only == part }
+	if wants("start") {
 		if r.Start, err = benchStart(o); err != nil {
 			return fmt.Errorf("start: %w", err)
 		}
 	}
-	if o.only != "start" {
+	if wants("proxy") {
 		if r.Proxy, err = benchProxy(o); err != nil {
 			return fmt.Errorf("proxy: %w", err)
 		}
 	}
-	r.Ratios = append(startRatios(r.Start), proxyRatios(r.Proxy)...)
+	if wants("audit") {
+		if r.Audit, err = benchAudit(o); err != nil {
+			return fmt.Errorf("audit: %w", err)
+		}
+	}
+	r.Ratios = slices.Concat(startRatios(r.Start), proxyRatios(r.Proxy), auditRatios(r.Audit))
 	printTables(os.Stdout, r)
 	text, err := json.MarshalIndent(r, "", "  ")
 	if err != nil {

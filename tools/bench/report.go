@@ -25,6 +25,13 @@ func printTables(w io.Writer, r result) {
 		}
 		fmt.Fprintln(t)
 	}
+	if len(r.Audit) > 0 {
+		fmt.Fprintln(t, "the log\twriters\trecords/s\tCPU us/record\tp50 us\tp99 us\t")
+		for _, c := range r.Audit {
+			fmt.Fprintf(t, "%s\t%d\t%.0f\t%.1f\t%.0f\t%.0f\t\n", c.Name, c.Writers, c.RPS, c.CPUUS, c.P50US, c.P99US)
+		}
+		fmt.Fprintln(t)
+	}
 	fmt.Fprintln(t, "ratio\tvalue\tgoal\t")
 	for _, x := range r.Ratios {
 		fmt.Fprintf(t, "%s\t%.2f\t%s\t\n", x.Name, x.Value, x.Goal)

@@ -7,6 +7,7 @@ cd "$(dirname "$0")/../.."
 
 export CGO_ENABLED=0
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/warder-bench
+mkdir -p "$cache"
 key=$({ go version; cat tools/runsc/go.mod tools/runsc/go.sum tools/runsc/main.go; } | sha256sum | cut -c1-16)
 runsc=$cache/runsc-$key
 if [ ! -x "$runsc" ]; then
@@ -15,5 +16,12 @@ if [ ! -x "$runsc" ]; then
   (cd tools/runsc && go build -ldflags '-s -w' -o "$runsc.tmp" .)
   mv "$runsc.tmp" "$runsc"
 fi
+key=$({ go version; cat tools/sqlitelog/go.mod tools/sqlitelog/go.sum tools/sqlitelog/main.go; } | sha256sum | cut -c1-16)
+sqlite=$cache/sqlitelog-$key
+if [ ! -x "$sqlite" ]; then
+  echo "bench: building sqlitelog, once, into $sqlite" >&2
+  (cd tools/sqlitelog && go build -ldflags '-s -w' -o "$sqlite.tmp" .)
+  mv "$sqlite.tmp" "$sqlite"
+fi
 go build -o bin/bench ./tools/bench
-exec bin/bench -runsc "$runsc" -out bench-result.json "$@"
+exec bin/bench -runsc "$runsc" -sqlite "$sqlite" -out bench-result.json "$@"
