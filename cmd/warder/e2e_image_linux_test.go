@@ -257,6 +257,25 @@ func TestE2EImageThatWouldShowTheHostIsRefused_F113(t *testing.T) {
 	}
 }
 
+// Policy decides by what runs: the digest is known before the first request.
+func TestE2EPolicySeesTheDigestOfTheImage(t *testing.T) {
+	l := newLab(t)
+	img := testImage(t)
+	_, ref := imageRegistry(t, img)
+	l.write("policies/api.rego", `package warder.egress
+
+# METADATA
+# title: Only for one image
+allow contains {"rule": "that-image"} if {
+	input.request.host == "`+allowedHost+`"
+	input.run.image_digest == "`+digestOf(t, img)+`"
+}
+`)
+	fetch := []string{"-sS", "-o", "/dev/null", "-w", "%{http_code}", "https://" + allowedHost + "/v1/z"}
+	l.mustHold(l.warder(append([]string{"run", "--image", ref, "--", "curl"}, fetch...)...), 0, "200")
+	l.mustHold(l.warder(append([]string{"run", "--", "curl"}, fetch...)...), 0, "403")
+}
+
 // A registry that never answers must not keep a run from being ended.
 func TestE2EASignalEndsAPull(t *testing.T) {
 	l := newLab(t)
