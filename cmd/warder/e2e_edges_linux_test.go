@@ -163,3 +163,20 @@ func TestE2EInputsThatAreTooLargeAreTold(t *testing.T) {
 		l.mustHold(l.sh("true", "--input", "large", "--memory", "32Mi"), 137, "hint: --memory")
 	}
 }
+
+// The caller's mask for new files is about the caller's files alone (umask(2)).
+func TestE2EUmaskIsTheCallersAlone(t *testing.T) {
+	l := newLab(t)
+	old := syscall.Umask(0o077)
+	defer syscall.Umask(old)
+	l.write("a.txt", "a")
+	if err := os.Chmod(filepath.Join(l.dir, "a.txt"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	script := `umask; stat -c %a / /workspace /out /workspace/a.txt /tmp /etc/resolv.conf; curl -sS https://api.allowed.test/v1/x; echo r > /out/r`
+	o := l.sh(script, "--input", "a.txt", "--artifact", "/out/r", "--artifacts-dir", filepath.Join(l.dir, "got"))
+	l.mustHold(o, 0, "0022\n755\n755\n755\n644\n1777\n644\nanswer")
+	if b, err := os.ReadFile(filepath.Join(l.dir, "got/r")); string(b) != "r\n" {
+		t.Errorf("artefact %q, %v", b, err)
+	}
+}
