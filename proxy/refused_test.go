@@ -281,7 +281,6 @@ func TestEveryVerdictOfThePolicy_I4(t *testing.T) {
 		"not offered":         {policies.Decision{Verdict: policies.Allow, Credential: "other"}, 403, "credential-binding", ""},
 		"monitor, an error":   {policies.Decision{Verdict: policies.Deny, Reason: "policy-error", Mode: "monitor"}, 403, "policy-error", ""},
 		"monitor, no rule":    {policies.Decision{Verdict: policies.Deny, Reason: "no-rule", Mode: "monitor", Credential: "api"}, 200, "", ""},
-		"cost limit":          {policies.Decision{Verdict: policies.Allow, Limits: []policies.Limit{{Cost: 1, Per: "run"}}}, 403, "policy-error", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			e := newEnv(t, nil, policy(func(*policies.Input) policies.Decision { return c.d }))
