@@ -77,7 +77,7 @@ func TestLayersNoticesEachWrongWay(t *testing.T) {
 		"runner/c.go":          imports("runner", "warder/cmd/warder"),
 		"internal/secret/a.go": imports("secret", "warder/audit"),
 		"audit/sub/a.go":       imports("sub", "warder/proxy"),
-		"tools/bench/a.go":     imports("main", "warder/internal/config"),
+		"tools/bench/a.go":     imports("main", "warder/proxy"),
 		"util/a.go":            imports("util", "fmt"),
 		"internal/x/a.go":      imports("x", "warder/brokerage"),
 	})),
