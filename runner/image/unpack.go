@@ -137,7 +137,7 @@ func (u *unpacker) parent(dir string) (string, error) {
 		fi, err := u.root.Lstat(next)
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
-			if err := u.root.Mkdir(next, 0o755); err != nil {
+			if err := u.mkdir(next); err != nil {
 				return "", plain(err)
 			}
 			u.mark(next)
@@ -167,6 +167,14 @@ func (u *unpacker) parent(dir string) (string, error) {
 	return at, nil
 }
 
+// mkdir makes a folder that everybody may enter, whatever the caller's umask.
+func (u *unpacker) mkdir(name string) error {
+	if err := u.root.Mkdir(name, 0o755); err != nil {
+		return err
+	}
+	return u.root.Chmod(name, 0o755)
+}
+
 func (u *unpacker) mark(name string) {
 	u.written[name] = true
 	for dir := path.Dir(name); dir != "." && !u.holds[dir]; dir = path.Dir(dir) {
@@ -194,7 +202,7 @@ func (u *unpacker) put(r io.Reader, h *tar.Header, name string) error {
 			}
 		}
 		u.mark(name)
-		return plain(u.root.Mkdir(name, 0o755))
+		return plain(u.mkdir(name))
 	}
 	if u.written[name] || u.holds[name] {
 		return errors.New("twice in one layer")

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 )
 
@@ -294,4 +295,18 @@ func onlyTree(outer string) error {
 		}
 		return nil
 	})
+}
+
+func TestTheCallersUmaskDoesNotReachAnImage(t *testing.T) {
+	old := syscall.Umask(0o077)
+	top, err := apply(t, DefaultLimits(), []entry{file("implied/sub/f", "text"), dir("said")})
+	syscall.Umask(old)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]fs.FileMode{"implied": 0o755, "implied/sub": 0o755, "said": 0o755, "implied/sub/f": 0o644} {
+		if fi, err := os.Stat(filepath.Join(top, name)); err != nil || fi.Mode().Perm() != want {
+			t.Errorf("%s: %v, %v", name, fi.Mode(), err)
+		}
+	}
 }
