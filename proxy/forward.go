@@ -115,7 +115,7 @@ func (x *exchange) forward(r *http.Request) (*http.Response, error) {
 		x.mu.Unlock()
 		if err == nil {
 			up, _ := resp.Body.(io.Writer) // of an upgraded connection
-			x.w.whole = x.grpc && resp.ContentLength == 0 && resp.Body == http.NoBody
+			x.w.whole = x.grpc && resp.ContentLength == 0
 			resp.Body = &answerBody{x: x, in: resp.Body, up: up}
 			return resp, nil
 		}

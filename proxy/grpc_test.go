@@ -133,6 +133,7 @@ func TestGRPCAnswersOfTrailersAlone(t *testing.T) {
 	e := newEnv(t, nil, overHTTP2(t, func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/grpc")
 		w.Header().Set("Grpc-Status", "5")
+		w.Header()["Content-Length"] = nil // as gRPC servers do
 	}))
 	for host, want := range map[string]string{"plain.allowed.test": "5", "evil.test": "7"} {
 		r := e.rawH2(host)
