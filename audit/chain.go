@@ -16,6 +16,7 @@ type chain struct {
 	line    func(line []byte, p parsed) // each sound line, in order; may be nil
 	leaf    func(tlog.Hash)             // each line's leaf; may be nil
 	grown   func()                      // after each line; may be nil
+	within  func(p parsed) bool         // whether a line is to be checked; nil: each
 	segment int
 }
 
@@ -25,10 +26,17 @@ func newChain(name string) *chain {
 
 // take judges one line and goes on after it.
 func (c *chain) take(line []byte) {
+	p, why := splitLine(line)
+	if why == "" && c.within != nil && !c.within(p) {
+		c.seq, c.prev, c.lost = p.seq+1, string(p.hash), false
+		return
+	}
 	if c.grown != nil {
 		defer c.grown()
 	}
-	p, why := parseLine(line)
+	if why == "" {
+		why = hashFault(line, p)
+	}
 	h := tlog.RecordHash(line)
 	c.tree.addHash(h)
 	if c.leaf != nil {

@@ -38,6 +38,22 @@ const (
 // parseLine splits a line, without its newline, by position, and checks its hash. The
 // text says what is wrong with it, "" when it is sound.
 func parseLine(line []byte) (parsed, string) {
+	p, why := splitLine(line)
+	if why == "" {
+		why = hashFault(line, p)
+	}
+	return p, why
+}
+
+func hashFault(line []byte, p parsed) string {
+	if hexSum(line[:len(line)-len(lineTail)+hashCut]) != string(p.hash) {
+		return "its hash is not that of its bytes"
+	}
+	return ""
+}
+
+// splitLine is parseLine without the hash.
+func splitLine(line []byte) (parsed, string) {
 	var p parsed
 	rest, ok := bytes.CutPrefix(line, []byte(lineHead))
 	if !ok || len(line) < len(lineTail) {
@@ -60,9 +76,6 @@ func parseLine(line []byte) (parsed, string) {
 	if string(tail[:prevStart]) != lineTail[:prevStart] || string(tail[prevStart+hashHex:hashStart]) != `","hash":"` ||
 		string(tail[hashStart+hashHex:]) != `"}` {
 		return p, "prev and hash are not the last keys"
-	}
-	if hexSum(line[:len(line)-len(lineTail)+hashCut]) != string(p.hash) {
-		return p, "its hash is not that of its bytes"
 	}
 	return p, ""
 }

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 )
 
 // sampleLog is a log of three sealed streams, one of two segments, one recovered.
@@ -519,4 +520,42 @@ func TestAnAnchorKnowsTheOpenStreams(t *testing.T) {
 		}
 	}
 	g.close(t)
+}
+
+// A range is checked by itself: damage in it is found, damage beside it is not.
+func TestVerifyOfARange(t *testing.T) {
+	g := start(t, Options{FS: &faulty{}})
+	g.requests(t, 5)
+	g.close(t)
+	rs := records(t, g.dir, Filter{})
+	edit(t, g.segment(1), func(b []byte) []byte {
+		lines := split(b)
+		lines[6] = bytes.Replace(lines[6], []byte("api.allowed.test"), []byte("api.another.test"), 1)
+		return bytes.Join(lines, nil)
+	})
+	at := func(i int) time.Time {
+		when, err := time.Parse(time.RFC3339Nano, rs[i].Time)
+		no(t, err)
+		return when
+	}
+	seq := func(n uint64) *uint64 { return &n }
+	for _, c := range []struct {
+		name    string
+		r       Range
+		records uint64
+		verdict string
+	}{
+		{"before it", Range{ToSeq: seq(5)}, 6, VerdictComplete},
+		{"behind it", Range{FromSeq: seq(7)}, 3, VerdictComplete},
+		{"with it", Range{FromSeq: seq(6), ToSeq: seq(6)}, 1, VerdictAltered},
+		{"by time, before it", Range{To: at(5)}, 6, VerdictComplete},
+		{"by time, behind it", Range{From: at(7), To: at(8)}, 2, VerdictComplete},
+		{"by time, with it", Range{From: at(5), To: at(7)}, 3, VerdictAltered},
+		{"all", Range{}, 10, VerdictAltered},
+	} {
+		rep, err := Verify(t.Context(), g.dir, VerifyOptions{Stream: g.stream(), Range: c.r})
+		if err != nil || rep.Verdict != c.verdict || rep.Records != c.records || rep.Partial == c.r.all() {
+			t.Errorf("%s: %v, %+v", c.name, err, rep)
+		}
+	}
 }

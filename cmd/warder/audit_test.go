@@ -281,3 +281,24 @@ func TestTheCommandsOfTheAuditPage(t *testing.T) {
 		t.Errorf("the page has %d commands", commands)
 	}
 }
+
+func TestAuditVerifyOfARange(t *testing.T) {
+	stream := filepath.Base(filepath.Dir(mustGlob(t, filepath.Join(sampleLog, "streams", "*", "1.jsonl"))))
+	for _, c := range []struct {
+		name string
+		args []string
+		code int
+		says string
+	}{
+		{"by number", []string{"--stream", stream, "--from", "2", "--to", "4"}, 0, "3 records"},
+		{"by time", []string{"--from", "2000-01-01T00:00:00Z"}, 0, "10 records"},
+		{"by time, none", []string{"--to", "2000-01-01T00:00:00Z"}, 0, "0 records"},
+		{"a number without its stream", []string{"--from", "2"}, 1, ""},
+		{"no time", []string{"--to", "yesterday"}, 1, ""},
+	} {
+		out, talk, code := runAudit(t, append([]string{"verify", "--dir", sampleLog}, c.args...)...)
+		if code != c.code || !strings.Contains(out, c.says) || code == 0 && !strings.Contains(out, "only a range was checked") {
+			t.Errorf("%s: exit code %d, %s%s", c.name, code, out, talk)
+		}
+	}
+}
