@@ -225,6 +225,10 @@ func TestTransitHMACIsWhatVaultVerifies(t *testing.T) {
 	if !searched(g, hex.EncodeToString(mac)) {
 		t.Fatal("I2 the signature is not searched in the answer")
 	}
+	sess.mu.Lock()
+	sess.closed = true // as at the beginning of End
+	sess.mu.Unlock()
+	refused(t, g.Inject(req), ReasonUnavailable)
 	if out := end(t, sess); len(out) != 1 || out[0].Status != StatusStatic || !strings.Contains(out[0].Detail, "never left Vault") {
 		t.Fatalf("%+v", out)
 	}
