@@ -162,7 +162,7 @@ func FuzzLink(f *testing.F) {
 		}
 		drops := &dropCounters{}
 		filter := &linkFilter{drops: drops}
-		proto := tcpip.NetworkProtocolNumber(header.IPv4ProtocolNumber)
+		proto := header.IPv4ProtocolNumber
 		if b[0]>>4 == 6 {
 			proto = header.IPv6ProtocolNumber
 		}
