@@ -233,3 +233,33 @@ func TestFingerprintFollowsTheFiles(t *testing.T) {
 	change("another name", os.Rename(filepath.Join(dir, "q.rego"), filepath.Join(dir, "r.rego")))
 	change("no folder", os.RemoveAll(dir))
 }
+
+func TestBuiltBundleIsTheFolder(t *testing.T) {
+	sign := newSigner(t)
+	dir := write(t, map[string]string{
+		"a/p.rego":    "package warder.egress\n\nallow   contains {\"rule\": \"any\"} if input.request.host in data.hosts.good\n",
+		"p_test.rego": "package x\n\ntest_a if true\n", "hosts/data.yaml": "good: [api.github.com]\n",
+	})
+	b, err := BuildBundle(dir, []byte(sign.private), "ES256")
+	if err != nil {
+		t.Fatal(err)
+	}
+	e, err := Load(Options{Dir: "b.tar.gz", Bundle: b, BundleKey: sign.key, EvalTimeout: time.Minute})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want(t, decide(t, e), Allow, "")
+	want(t, decide(t, e, host("evil.example")), Deny, ReasonNoRule)
+	if s := e.Sources(); len(s) != 2 || s[0].Path != "a/p.rego" || !strings.Contains(string(s[0].Content), "allow   contains") {
+		t.Errorf("%+v", s)
+	}
+	for name, f := range map[string]func() ([]byte, error){
+		"a broken policy":  func() ([]byte, error) { return BuildBundle(t.TempDir(), []byte(sign.private), "ES256") },
+		"a shared secret":  func() ([]byte, error) { return BuildBundle(dir, []byte("secret"), "HS256") },
+		"a key of no kind": func() ([]byte, error) { return BuildBundle(dir, []byte("x"), "ES256") },
+	} {
+		if _, err := f(); err == nil {
+			t.Errorf("%s makes a bundle", name)
+		}
+	}
+}

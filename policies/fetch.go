@@ -84,3 +84,6 @@ func (f *Fetcher) Accept() { f.etag = f.next }
 
 // Close ends the connection that is kept for the next time.
 func (f *Fetcher) Close() { f.client.CloseIdleConnections() }
+
+// Forget makes the next Fetch ask for the bundle whatever was accepted.
+func (f *Fetcher) Forget() { f.etag = "" }

@@ -28,6 +28,7 @@ const closeTimeout = 30 * time.Second
 type app struct {
 	cfg    *config.Config
 	engine atomic.Pointer[policies.Engine]
+	bundle bundleState
 	audit  *audit.Log
 	broker *broker.Broker
 	proxy  *proxy.Proxy
@@ -94,7 +95,7 @@ func openApp(ctx context.Context, o appOptions) (*app, error) {
 		return nil, err
 	}
 	if o.policy != "" {
-		cfg.Policy.Path = o.policy
+		cfg.Policy.Path, cfg.Policy.Bundle = o.policy, nil
 	}
 	a := &app{cfg: cfg, log: slog.New(slog.NewTextHandler(o.stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))}
 	a.opened = make(chan struct{})
@@ -111,7 +112,7 @@ func openApp(ctx context.Context, o appOptions) (*app, error) {
 // openBoth compiles the policy and opens the audit stream, side by side.
 func (a *app) openBoth(ctx context.Context, stderr io.Writer) error {
 	loaded := make(chan error, 1)
-	go func() { loaded <- a.loadPolicy(stderr) }()
+	go func() { loaded <- a.loadPolicy(ctx, stderr) }()
 	log, err := audit.Open(ctx, audit.Options{
 		Dir: a.cfg.Audit.Dir, Durable: a.cfg.Audit.Durable,
 		Warn: func(msg string) { fmt.Fprintln(stderr, "warder: audit:", msg) },
@@ -180,9 +181,9 @@ func (a *app) decider() proxy.Decider {
 	return nil
 }
 
-// loadPolicy compiles the policy folder. Without one, everything is denied.
-func (a *app) loadPolicy(stderr io.Writer) error {
-	if a.cfg.Policy.Path == "" {
+// loadPolicy compiles the policy folder or bundle. Without one, everything is denied.
+func (a *app) loadPolicy(ctx context.Context, stderr io.Writer) error {
+	if a.cfg.Policy.Path == "" && a.cfg.Policy.Bundle == nil {
 		if a.cfg.File == "" {
 			fmt.Fprintln(stderr, "warder:", config.NoConfig)
 		} else {
@@ -191,15 +192,22 @@ func (a *app) loadPolicy(stderr io.Writer) error {
 		a.engine.Store(policies.DenyAll("no policy is configured"))
 		return nil
 	}
-	e, err := policies.Load(policies.Options{
-		Dir: a.cfg.Policy.Path, Mode: a.cfg.Policy.Mode, Roots: a.cfg.Policy.Roots, Floor: a.cfg.Policy.Floor,
-		KeepInput: true,
-	})
+	if a.cfg.Policy.Bundle != nil {
+		return a.loadBundle(ctx, stderr)
+	}
+	e, err := policies.Load(a.policyOptions())
 	if err != nil {
 		return err
 	}
 	a.engine.Store(e)
 	return nil
+}
+
+func (a *app) policyOptions() policies.Options {
+	return policies.Options{
+		Dir: a.cfg.Policy.Path, Mode: a.cfg.Policy.Mode, Roots: a.cfg.Policy.Roots, Floor: a.cfg.Policy.Floor,
+		KeepInput: true,
+	}
 }
 
 // recordPolicy writes which policy is in force, and keeps its text.

@@ -49,11 +49,17 @@ func (l *lab) proxyCAFiles() {
 // proxyLab is a lab with a `warder proxy` under way.
 func proxyLab(t *testing.T, clients string) (l *lab, addr string, cmd *exec.Cmd, stop func() string) {
 	t.Helper()
+	return proxyLabWith(t, clients, func(*lab) string { return "{path: ./policies}" })
+}
+
+// proxyLabWith takes the policy section of the configuration too.
+func proxyLabWith(t *testing.T, clients string, policy func(*lab) string) (l *lab, addr string, cmd *exec.Cmd, stop func() string) {
+	t.Helper()
 	l = newLab(t)
 	l.proxyCAFiles()
 	l.write("token", "S3CR3T-CANARY-proxy-client-token")
 	l.write("warder.yaml", fmt.Sprintf(`version: 1
-policy: {path: ./policies}
+policy: %s
 credentials:
   api:
     source: {local: {file: ./secret}}
@@ -68,7 +74,7 @@ proxy:
     hosts: {%s: "%s"}
     allow_addresses: ["%s"]
 audit: {dir: ./audit}
-`, clients, allowedHost, l.up.addr, l.up.addr))
+`, policy(l), clients, allowedHost, l.up.addr, l.up.addr))
 	cmd = l.command(context.Background(), "proxy")
 	stderr, err := cmd.StderrPipe()
 	if err != nil {

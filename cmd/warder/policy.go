@@ -31,6 +31,7 @@ so no other program is needed. They work without a configuration.`,
 	cmd.AddCommand(
 		newPolicyCheckCmd(policyPathOf), newPolicyTestCmd(policyPathOf), newPolicyFmtCmd(policyPathOf),
 		newPolicyEvalCmd(policyPathOf), newPolicyExplainCmd(policyPathOf), newPolicyDocsCmd(policyPathOf),
+		newPolicyBundleCmd(policyPathOf),
 	)
 	return cmd
 }

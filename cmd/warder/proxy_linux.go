@@ -29,7 +29,7 @@ func newProxyCmd() *cobra.Command {
 		Short: "Serve the proxy on a TCP address, for workloads that something else confines",
 		Long: `Proxy serves the same pipeline as run on a TCP listener (CONNECT, absolute-form and SOCKS5).
 Callers are known by proxy.clients; without it only a loopback address is served,
-as one anonymous run. SIGHUP reads the policy again; SIGTERM ends it.`,
+as one anonymous run. A policy that changed is taken over at once, and SIGHUP reads it again; SIGTERM ends it.`,
 		Example: "  warder proxy --config /etc/warder/warder.yaml",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -77,7 +77,7 @@ func serveProxy(cmd *cobra.Command, file, policy string) (err error) {
 		return errors.Join(err, ln.Close())
 	}
 	defer waitAdmin()
-	go a.reloadOnHangup(ctx, cmd)
+	defer a.followPolicy(ctx, cmd.ErrOrStderr())()
 	s := &proxyRuns{app: a, ca: ca, live: map[*proxy.Run]*proxyRun{}}
 	return a.proxy.ServeListener(ctx, ln, proxy.ListenOptions{Clients: clients, Open: s.open, Close: s.close, CA: ca})
 }
@@ -102,27 +102,6 @@ func (a *app) serveAdmin(ctx context.Context, stderr io.Writer) (wait func(), er
 		}
 	}()
 	return func() { cancel(); <-done }, nil
-}
-
-// reloadOnHangup swaps the policy atomically; a policy that does not load
-// changes nothing.
-func (a *app) reloadOnHangup(ctx context.Context, cmd *cobra.Command) {
-	hup := make(chan os.Signal, 1)
-	signal.Notify(hup, syscall.SIGHUP)
-	defer signal.Stop(hup)
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-hup:
-			if err := a.loadPolicy(cmd.ErrOrStderr()); err != nil {
-				fmt.Fprintln(cmd.ErrOrStderr(), "warder: proxy: the policy stays as it was:", err)
-				continue
-			}
-			a.recordPolicy(ctx)
-			fmt.Fprintln(cmd.ErrOrStderr(), "warder: proxy: policy", a.engine.Load().Revision())
-		}
-	}
 }
 
 // proxyRuns gives each client its run: its credentials, its journal.

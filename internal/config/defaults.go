@@ -43,6 +43,9 @@ const (
 	DefaultKVVersion    = 2
 	DefaultJWTTTL       = Duration(5 * time.Minute)
 	DefaultFormat       = "{value}"
+	DefaultAlgorithm    = "RS256" // of policy.bundle
+	DefaultPoll         = Duration(time.Minute)
+	DefaultMaxAge       = Duration(24 * time.Hour)
 )
 
 // Default is the configuration of a machine without warder.yaml: it has no
@@ -55,6 +58,13 @@ func Default() *Config {
 
 func (c *Config) fillDefaults() {
 	def(&c.Policy.Mode, ModeEnforce)
+	if b := c.Policy.Bundle; b != nil {
+		def(&b.Algorithm, DefaultAlgorithm)
+		if b.URL != "" {
+			def(&b.Poll, DefaultPoll)
+			def(&b.MaxAge, DefaultMaxAge)
+		}
+	}
 	def(&c.Sandbox.CPUs, DefaultCPUs)
 	def(&c.Sandbox.Memory, DefaultMemory)
 	def(&c.Sandbox.PIDs, DefaultPIDs)

@@ -14,6 +14,11 @@ func (c *Config) resolve(base, home string) {
 		abs(&c.Policy.Roots[i])
 	}
 	abs(&c.Policy.Floor)
+	if b := c.Policy.Bundle; b != nil {
+		abs(&b.File)
+		abs(&b.KeyFile)
+		abs(&b.CAFile)
+	}
 	abs(&c.Audit.Dir)
 	if v := c.Vault; v != nil {
 		for _, p := range []*string{

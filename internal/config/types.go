@@ -39,6 +39,20 @@ type Policy struct {
 	Mode  string   `yaml:"mode"`
 	Roots []string `yaml:"roots"` // further folders, as if they were in Path
 	Floor string   `yaml:"floor"` // the operator's folder; the others can only narrow it
+
+	Bundle *PolicyBundle `yaml:"bundle"` // in place of Path
+}
+
+// PolicyBundle is a signed OPA bundle. Exactly one of URL and File is set.
+type PolicyBundle struct {
+	URL       string   `yaml:"url"`
+	File      string   `yaml:"file"`
+	KeyFile   string   `yaml:"key_file"`  // public key or certificate, PEM
+	Algorithm string   `yaml:"algorithm"` // of RFC 7518; default RS256
+	Scope     string   `yaml:"scope"`     // what the signature must say of its scope
+	CAFile    string   `yaml:"ca_file"`   // of the server; default: the system's authorities
+	Poll      Duration `yaml:"poll"`      // with URL; default 1m
+	MaxAge    Duration `yaml:"max_age"`   // with URL: since the server last confirmed it; default 24h
 }
 
 // Vault is the connection to HashiCorp Vault (or OpenBao).

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"fmt"
 	"net"
 	"net/netip"
@@ -25,6 +26,7 @@ func (c *Config) validate() error {
 		v.fault("version", `write "version: 1"`, "version must be %d", Version)
 	}
 	v.oneOf("policy.mode", c.Policy.Mode, ModeEnforce, ModeMonitor)
+	v.bundle(c.Policy)
 	v.vault(c.Vault)
 	for name, cred := range c.Credentials {
 		if key := "credentials." + name + ".source.vault"; cred.Source.Vault != nil && c.Vault == nil {
@@ -121,6 +123,36 @@ func authFields(method string) (required, optional []string, ok bool) {
 		return []string{"cert_file", "key_file"}, []string{"role"}, true
 	}
 	return nil, nil, false
+}
+
+// minPoll is the shortest time between two questions to a policy server.
+const minPoll = time.Second
+
+func (v *checker) bundle(p Policy) {
+	b := p.Bundle
+	if b == nil {
+		return
+	}
+	if p.Path != "" {
+		v.misplaced("policy.path", "remove one of the two", "policy.path and policy.bundle are both given")
+	}
+	v.required("policy.bundle.key_file", b.KeyFile)
+	switch {
+	case (b.URL == "") == (b.File == ""):
+		v.fault("policy.bundle", "", "policy.bundle needs exactly one of url and file")
+	case b.File != "" && (b.Poll != 0 || b.MaxAge != 0 || b.CAFile != ""):
+		v.fault("policy.bundle", "", "policy.bundle: poll, max_age and ca_file belong to url")
+	case b.URL == "":
+	case cmp.Or(b.Poll, DefaultPoll) < Duration(minPoll):
+		v.fault("policy.bundle.poll", "", "policy.bundle.poll must be at least %s", minPoll)
+	case cmp.Or(b.MaxAge, DefaultMaxAge) < cmp.Or(b.Poll, DefaultPoll):
+		v.fault("policy.bundle.max_age", "", "policy.bundle.max_age must not be shorter than poll")
+	default:
+		u, err := url.Parse(b.URL)
+		if err != nil || u.Host == "" || u.User != nil || u.Fragment != "" || u.Scheme != "https" && (u.Scheme != "http" || !isLoopback(u.Hostname())) {
+			v.fault("policy.bundle.url", "use https://; http:// is for loopback addresses", "policy.bundle.url must be an https URL without a user")
+		}
+	}
 }
 
 func (v *checker) vault(c *Vault) {

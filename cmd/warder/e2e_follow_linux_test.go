@@ -1,0 +1,158 @@
+package main
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/pem"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+)
+
+const nothingAllowed = "package warder.egress\n\nallow contains {\"rule\": \"other\"} if input.request.path == \"/none\"\n"
+
+// answers reports whether the allowed request is answered with status.
+func (l *lab) answers(addr, status string) func() bool {
+	return func() bool {
+		return strings.Contains(l.curl(addr, "https://api.allowed.test/v1/x"), "STATUS "+status)
+	}
+}
+
+// TestE2EProxyFollowsThePolicyFolder: a changed folder is in force without a
+// signal; one that does not load changes nothing, and is told once.
+func TestE2EProxyFollowsThePolicyFolder(t *testing.T) {
+	l, addr, _, stop := proxyLab(t, "")
+	l.until(l.answers(addr, "200"))
+	l.write("policies/api.rego", nothingAllowed)
+	l.until(l.answers(addr, "403"))
+	l.write("policies/api.rego", "package warder.egress\n\nallow contains {\"rule\": \"again\"} if true\n")
+	l.until(l.answers(addr, "200"))
+	l.write("policies/api.rego", "package warder.egress\n\nallow contains\n")
+	l.write("policies/more.rego", nothingAllowed)
+	if log := stop(); strings.Count(log, "proxy: policy") != 2 || strings.Count(log, "stays as it was") > 1 {
+		t.Errorf("log: %s", log)
+	}
+	l.mustBeComplete()
+}
+
+// policyServer serves a bundle that can be exchanged, or nothing.
+type policyServer struct {
+	mu     sync.Mutex
+	bundle []byte // nil: 503; guarded by mu
+	etag   string // guarded by mu
+	not304 int    // answers that were not 304; guarded by mu
+	all    int    // answers; guarded by mu
+}
+
+func (s *policyServer) set(bundle []byte, etag string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.bundle, s.etag = bundle, `"`+etag+`"`
+}
+
+func (s *policyServer) counts() (all, not304 int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.all, s.not304
+}
+
+func (s *policyServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.all++
+	if s.bundle != nil && r.Header.Get("If-None-Match") == s.etag {
+		w.WriteHeader(http.StatusNotModified)
+		return
+	}
+	s.not304++
+	if s.bundle == nil {
+		w.WriteHeader(http.StatusServiceUnavailable)
+		return
+	}
+	w.Header().Set("ETag", s.etag)
+	_, _ = w.Write(s.bundle)
+}
+
+// bundleOf signs a bundle of the lab's policies by the verb.
+func (l *lab) bundleOf(rego string) []byte {
+	l.t.Helper()
+	if err := os.MkdirAll(filepath.Join(l.dir, "source"), 0o700); err != nil {
+		l.t.Fatal(err)
+	}
+	l.write("source/api.rego", rego)
+	if o := l.warder("policy", "bundle", filepath.Join(l.dir, "source"), "--key", filepath.Join(l.dir, "bundle.key"), "--algorithm", "ES256", "--out", filepath.Join(l.dir, "bundle.tar.gz")); o.code != 0 {
+		l.t.Fatalf("policy bundle: %s", o.stderr)
+	}
+	content, err := os.ReadFile(filepath.Join(l.dir, "bundle.tar.gz"))
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	return content
+}
+
+func (l *lab) bundleKeys() {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	private, err1 := x509.MarshalECPrivateKey(key)
+	public, err2 := x509.MarshalPKIXPublicKey(&key.PublicKey)
+	if err1 != nil || err2 != nil {
+		l.t.Fatal(err1, err2)
+	}
+	l.write("bundle.key", string(pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: private})))
+	l.write("bundle.pub", string(pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: public})))
+}
+
+// TestE2EProxyFollowsABundleServer: by ETag; an altered bundle changes nothing;
+// a server that is away leaves the last good policy until it is too old.
+func TestE2EProxyFollowsABundleServer(t *testing.T) {
+	const allowed = "package warder.egress\n\nallow contains {\"rule\": \"all\"} if input.request.host == \"api.allowed.test\"\n"
+	server := &policyServer{}
+	web := httptest.NewServer(server)
+	defer web.Close()
+	l, addr, _, stop := proxyLabWith(t, "", func(l *lab) string {
+		l.bundleKeys()
+		server.set(l.bundleOf(allowed), "1")
+		return fmt.Sprintf("{bundle: {url: %q, key_file: ./bundle.pub, algorithm: ES256, poll: 1s, max_age: 5s}}", web.URL+"/b.tar.gz")
+	})
+	l.until(l.answers(addr, "200"))
+	l.until(func() bool { all, _ := server.counts(); return all > 2 })
+	if _, n := server.counts(); n != 1 {
+		t.Errorf("the same bundle was sent %d times", n)
+	}
+	server.set(l.bundleOf(nothingAllowed), "2")
+	l.until(l.answers(addr, "403"))
+
+	altered := l.bundleOf(allowed)
+	altered[len(altered)-9] ^= 1
+	server.set(altered, "3")
+	_, before := server.counts()
+	l.until(func() bool { _, n := server.counts(); return n > before })
+	if !l.answers(addr, "403")() {
+		t.Error("an altered bundle is in force")
+	}
+	server.set(l.bundleOf(allowed), "4")
+	l.until(l.answers(addr, "200"))
+
+	server.set(nil, "") // away: first the last good policy, then none
+	_, before = server.counts()
+	l.until(func() bool { _, n := server.counts(); return n > before })
+	if !l.answers(addr, "200")() {
+		t.Error("the last good policy is gone at once")
+	}
+	l.until(l.answers(addr, "403"))
+	server.set(l.bundleOf(allowed), "4")
+	l.until(l.answers(addr, "200"))
+	if log := stop(); !strings.Contains(log, "stays as it was") {
+		t.Errorf("log: %s", log)
+	}
+	l.mustBeComplete()
+}
