@@ -77,7 +77,7 @@ func helperMain() int {
 	// started them: it must live as long as the process.
 	runtime.LockOSThread()
 	debug.SetGCPercent(-1) // it lives to start one sandbox and allocates little after that
-	unix.Umask(0o022) // the caller's would close the sandbox's root to the task
+	unix.Umask(0o022)      // the caller's would close the sandbox's root to the task
 	for fd := 3; fd < fdEnd; fd++ {
 		unix.CloseOnExec(fd)
 	}
