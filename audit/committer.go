@@ -2,6 +2,7 @@ package audit
 
 import (
 	"errors"
+	"runtime"
 	"time"
 )
 
@@ -64,6 +65,7 @@ func (c *committer) run() {
 		case <-timer.C:
 			c.tick()
 		}
+		runtime.Gosched() // whom the last group woke may come along at once
 		c.work(c.l.take())
 		if len(c.s.unsynced) > 0 {
 			timer.Reset(unsyncedTick)
@@ -170,6 +172,7 @@ func (c *committer) flush() error {
 		return err
 	}
 	if g.relaxed > 0 { // answered for, so it stays
+		c.s.unsynced = append(c.s.unsynced, g.buf...)
 		c.advance()
 		for _, e := range g.entries {
 			if e.relaxed {
@@ -195,10 +198,11 @@ func (c *committer) flush() error {
 	for _, e := range g.entries {
 		e.answer(nil)
 	}
+	c.s.settle()
 	if g.relaxed == 0 {
+		c.s.durable += int64(len(g.buf))
 		c.advance()
 	}
-	c.s.settle()
 	return nil
 }
 
@@ -210,7 +214,6 @@ func (c *committer) unstage() {
 // advance takes the group's lines for written.
 func (c *committer) advance() {
 	g := &c.group
-	c.s.unsynced = append(c.s.unsynced, g.buf...)
 	from := 0
 	for i, e := range g.entries {
 		c.s.tree.add(g.buf[from : g.ends[i]-1])

@@ -1,6 +1,11 @@
 package audit
 
-import "golang.org/x/mod/sumdb/tlog"
+import (
+	"crypto/sha256"
+	"hash"
+
+	"golang.org/x/mod/sumdb/tlog"
+)
 
 // tree is the right edge of an RFC 6962 Merkle tree: enough to add leaves and to
 // compute the root, in memory that grows with the logarithm of the size.
@@ -8,10 +13,25 @@ type tree struct {
 	size  uint64
 	edge  []tlog.Hash // complete subtrees, largest first
 	level []int       // their heights
+
+	leaf   hash.Hash // scratch of add; nil before its first use
+	prefix [1]byte   // of a leaf: 0 (RFC 6962 §2.1)
+	sum    []byte
 }
 
 // add appends the leaf whose data is line, the record's bytes without the newline.
-func (t *tree) add(line []byte) { t.addHash(tlog.RecordHash(line)) }
+// It is addHash of tlog.RecordHash, without a new state for each.
+func (t *tree) add(line []byte) {
+	if t.leaf == nil {
+		t.leaf = sha256.New()
+		t.sum = make([]byte, 0, tlog.HashSize)
+	}
+	t.leaf.Reset()
+	t.leaf.Write(t.prefix[:])
+	t.leaf.Write(line)
+	t.sum = t.leaf.Sum(t.sum[:0])
+	t.addHash(tlog.Hash(t.sum))
+}
 
 func (t *tree) addHash(h tlog.Hash) {
 	height := 0
