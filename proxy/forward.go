@@ -105,7 +105,7 @@ func (x *exchange) forward(r *http.Request) (*http.Response, error) {
 	out.RequestURI = ""
 	out.Close = false // the client's wish is about its own connection
 	// An answer may begin before the request has ended, and go on beside it.
-	x.duplex = http.NewResponseController(x.w.ResponseWriter).EnableFullDuplex() == nil
+	x.duplex = !x.conn.h2 && http.NewResponseController(x.w.ResponseWriter).EnableFullDuplex() == nil
 	keepAsIs(out.Header)
 	for {
 		conn, reused = nil, false

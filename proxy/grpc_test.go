@@ -294,3 +294,26 @@ func TestGRPCConnectionsAreNotCoalesced_F051_F082(t *testing.T) {
 		t.Errorf("%d connections to the upstream", n)
 	}
 }
+
+// A server that answers before it has read the request ends the stream at once.
+func TestGRPCAnswersOfTrailersAloneBeforeTheRequestHasEnded(t *testing.T) {
+	e := newEnv(t, nil, overHTTP2(t, func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/grpc")
+		w.Header().Set("Grpc-Status", "12")
+		w.Header()["Content-Length"] = nil
+	}))
+	r := e.rawH2("plain.allowed.test")
+	r.open(1, ":method", "POST", ":scheme", "https", ":path", "/s/M", ":authority", "plain.allowed.test", "content-type", "application/grpc")
+	for {
+		f, err := r.fr.ReadFrame()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if h, ok := f.(*http2.MetaHeadersFrame); ok {
+			if !h.StreamEnded() {
+				t.Error("the head does not end the stream")
+			}
+			return
+		}
+	}
+}

@@ -206,7 +206,12 @@ func (e *env) rawH2(name string) *rawH2 {
 	return r
 }
 
-func (r *rawH2) headers(stream uint32, fields ...string) {
+// open begins a stream whose body has yet to come.
+func (r *rawH2) open(stream uint32, fields ...string) { r.t.Helper(); r.write(stream, false, fields) }
+
+func (r *rawH2) headers(stream uint32, fields ...string) { r.t.Helper(); r.write(stream, true, fields) }
+
+func (r *rawH2) write(stream uint32, end bool, fields []string) {
 	r.t.Helper()
 	var b bytes.Buffer
 	enc := hpack.NewEncoder(&b)
@@ -216,7 +221,7 @@ func (r *rawH2) headers(stream uint32, fields ...string) {
 	block := b.Bytes()
 	first := block[:min(len(block), 16000)]
 	block = block[len(first):]
-	if err := r.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: stream, BlockFragment: first, EndStream: true, EndHeaders: len(block) == 0}); err != nil {
+	if err := r.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: stream, BlockFragment: first, EndStream: end, EndHeaders: len(block) == 0}); err != nil {
 		r.t.Fatal(err)
 	}
 	for len(block) > 0 {
