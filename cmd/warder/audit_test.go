@@ -256,7 +256,8 @@ func TestTheCommandsOfTheAuditPage(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	anchor := filepath.Join(t.TempDir(), "anchor")
+	dir := t.TempDir()
+	files := strings.NewReplacer(" ANCHOR", " "+filepath.Join(dir, "anchor"), " PROOF", " "+filepath.Join(dir, "proof"))
 	t.Chdir("../..")
 	commands := 0
 	for i, block := range strings.Split(string(page), "```console\n")[1:] {
@@ -264,10 +265,10 @@ func TestTheCommandsOfTheAuditPage(t *testing.T) {
 		for _, example := range strings.Split(block, "$ warder audit ")[1:] {
 			commands++
 			line, want, _ := strings.Cut(example, "\n")
-			line, toFile := strings.CutSuffix(line, " > ANCHOR")
-			out, talk, code := runAudit(t, strings.Fields(strings.ReplaceAll(line, "ANCHOR", anchor))...)
+			line, file, toFile := strings.Cut(files.Replace(line), " > ")
+			out, talk, code := runAudit(t, strings.Fields(line)...)
 			if toFile {
-				if err := os.WriteFile(anchor, []byte(out), 0o600); err != nil {
+				if err := os.WriteFile(file, []byte(out), 0o600); err != nil {
 					t.Fatal(err)
 				}
 				out = ""
@@ -277,7 +278,7 @@ func TestTheCommandsOfTheAuditPage(t *testing.T) {
 			}
 		}
 	}
-	if commands < 6 {
+	if commands < 9 {
 		t.Errorf("the page has %d commands", commands)
 	}
 }
