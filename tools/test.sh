@@ -7,6 +7,7 @@
 #   4. the sandbox on real gVisor, while the test Vault is built beside it
 #   5. credentials from the real Vault, with the race detector
 #   6. the command, end to end
+#   7. gRPC's own interoperability tests, through the proxy
 #
 # Nothing is skipped: a part that cannot run is a failure. All parts run even if
 # one fails; the exit code is 0 only when all of them passed.
@@ -105,6 +106,7 @@ else
   failed+=("test Vault")
 fi
 part "end to end" go test -timeout 30m "${command[@]}"
+part "gRPC interoperability" go -C tools/interop test -mod=mod -timeout 5m ./...
 
 if [ ${#failed[@]} -gt 0 ]; then
   printf '\ntest.sh: FAILED: %s\n' "$(IFS=,; echo "${failed[*]}")" >&2
