@@ -404,3 +404,16 @@ func TestEndOfRunWaitsForStreams(t *testing.T) {
 		t.Errorf("%d of 20 completed when the run had ended", n)
 	}
 }
+
+// A client that wants an old protocol says so in the handshake (curl --http1.0).
+func TestOlderProtocolsInTheHandshake(t *testing.T) {
+	for _, protocol := range []string{"http/1.1", "http/1.0"} {
+		e := newEnv(t, nil)
+		c := e.tlsALPN("plain.allowed.test", protocol)
+		send(t, c, "GET / "+strings.ToUpper(protocol)+"\r\nHost: plain.allowed.test\r\nConnection: close\r\n\r\n")
+		b, err := io.ReadAll(c)
+		if err != nil || !strings.HasSuffix(string(b), "\r\n\r\nhello") || c.ConnectionState().NegotiatedProtocol != protocol {
+			t.Errorf("%s: %q %v", protocol, b, err)
+		}
+	}
+}

@@ -31,7 +31,7 @@ func (l *lobby) clientTLS() *tls.Config {
 	}
 	m := newMinter(l.o.CA, l.p.leafKey, l.p.clock)
 	return &tls.Config{
-		MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1"}, ClientAuth: tls.RequestClientCert,
+		MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1", "http/1.0"}, ClientAuth: tls.RequestClientCert,
 		SessionTicketsDisabled: true, Time: l.p.clock,
 		GetCertificate: func(h *tls.ClientHelloInfo) (cert *tls.Certificate, err error) {
 			defer recoverTo(&err)

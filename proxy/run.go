@@ -88,7 +88,7 @@ func (p *Proxy) newRun(id *identity.Run, o RunOptions) (*Run, error) {
 	r.flow.rate = float64(p.limits.BytesPerSecond)
 	r.ctx, r.cancel = context.WithCancel(context.Background())
 	r.tls = &tls.Config{
-		MinVersion: tls.VersionTLS12, NextProtos: []string{"h2", "http/1.1"},
+		MinVersion: tls.VersionTLS12, NextProtos: []string{"h2", "http/1.1", "http/1.0"},
 		GetCertificate: r.certificate, Time: p.clock,
 	}
 	d := *p.dialer
