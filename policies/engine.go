@@ -35,6 +35,8 @@ type Options struct {
 	// checks about credentials out.
 	Credentials map[string]CredentialInfo
 
+	recorded bool // Dir is the text of a whole policy, laid out by Source.Path
+
 	EvalTimeout time.Duration // budget of one decision; 0 means DefaultEvalTimeout
 	KeepInput   bool          // fill Decision.Input and InputRef
 }
@@ -122,7 +124,7 @@ func Load(o Options) (*Engine, error) {
 // read reads what is to be compiled together.
 func (o *Options) read() (*folder, error) {
 	if o.Bundle == nil && o.BundleKey == nil {
-		f, err := readFolder(o.Dir)
+		f, err := readFolderWithout(o.Dir, o.recorded)
 		if err != nil {
 			return nil, err
 		}

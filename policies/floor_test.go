@@ -184,3 +184,34 @@ func TestKeptInputsGiveTheSameDecision(t *testing.T) {
 		t.Errorf("only %v", reasons)
 	}
 }
+
+// The recorded text of a policy, with its floor and roots, is the policy.
+func TestRecordedPolicyIsThePolicy(t *testing.T) {
+	e, err := Load(Options{
+		Dir:   write(t, map[string]string{"p.rego": anyAllow, "a/data.json": `{"x": 1}`}),
+		Roots: []string{write(t, map[string]string{"q.rego": "package warder.egress\n\ndeny contains {\"rule\": \"b\"} if input.request.path == data.b.path\n", "b/data.json": `{"path": "/b"}`})},
+		Floor: write(t, map[string]string{"f.rego": floorRules}), EvalTimeout: time.Minute, KeepInput: true,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := map[string]string{}
+	for _, s := range e.Sources() {
+		text[s.Path] = string(s.Content)
+	}
+	again, err := LoadRecorded(write(t, text), e.Digest())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, change := range []func(*Input){func(*Input) {}, atPath("/b"), host("evil.example"), atPath("/x/keys")} {
+		live := decide(t, e, change)
+		d, err := again.DecideDocument(context.Background(), live.Input)
+		if err != nil || d.Verdict != live.Verdict || d.Reason != live.Reason || d.Rule != live.Rule || d.Digest != live.Digest {
+			t.Errorf("%+v, then %+v, %v", live, d, err)
+		}
+	}
+	text["floor:/f.rego"] += "# changed\n"
+	if _, err := LoadRecorded(write(t, text), e.Digest()); err == nil || !strings.Contains(err.Error(), "changed") {
+		t.Errorf("a changed text: %v", err)
+	}
+}

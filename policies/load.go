@@ -102,7 +102,11 @@ type folder struct {
 // start with a dot are left out, which also hides the versioned folders behind
 // a mounted Kubernetes ConfigMap; links to files are followed, links to folders
 // are an error, because leaving one out silently could lose a deny.
-func readFolder(dir string) (*folder, error) {
+func readFolder(dir string) (*folder, error) { return readFolderWithout(dir, false) }
+
+// readFolderWithout leaves out the folders of other parts when the text is a
+// recorded one.
+func readFolderWithout(dir string, recorded bool) (*folder, error) {
 	f, err := openFolder(dir)
 	if err != nil {
 		return nil, err
@@ -110,6 +114,12 @@ func readFolder(dir string) (*folder, error) {
 	paths, err := f.list()
 	if err != nil {
 		return nil, err
+	}
+	if recorded {
+		paths = slices.DeleteFunc(paths, func(rel string) bool {
+			top, _, _ := strings.Cut(rel, "/")
+			return recordedPart(top)
+		})
 	}
 	return f, f.parse(paths, func(rel string) ([]byte, error) {
 		return readBounded(filepath.Join(f.dir, filepath.FromSlash(rel)), maxFileBytes)

@@ -14,6 +14,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"warder/audit"
 )
 
 const nothingAllowed = "package warder.egress\n\nallow contains {\"rule\": \"other\"} if input.request.path == \"/none\"\n"
@@ -40,6 +42,24 @@ func TestE2EProxyFollowsThePolicyFolder(t *testing.T) {
 		t.Errorf("log: %s", log)
 	}
 	l.mustBeComplete()
+
+	// Both decisions are explained by the policies that made them, and not by
+	// the one that is there now, which does not even load.
+	for verdict, says := range map[string]string{"allow": "matched  allow api-read", "deny": "stopped at"} {
+		records := l.records(func(r *audit.Record) bool {
+			return r.Event == audit.EventRequest && r.Verdict == verdict && r.Policy != nil
+		})
+		if len(records) == 0 {
+			t.Fatalf("no record of %s", verdict)
+		}
+		o := l.warder("policy", "explain", "--decision", records[0].Policy.DecisionID)
+		if o.code != 0 || !strings.HasPrefix(o.stdout, verdict) || !strings.Contains(o.stdout, says) {
+			t.Errorf("%s: exit %d: %s%s", verdict, o.code, o.stdout, o.stderr)
+		}
+	}
+	if o := l.warder("policy", "explain", "--decision", "none"); o.code != 1 || !strings.Contains(o.stderr, "is not in") {
+		t.Errorf("no such decision: exit %d: %s", o.code, o.stderr)
+	}
 }
 
 // policyServer serves a bundle that can be exchanged, or nothing.

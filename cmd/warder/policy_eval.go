@@ -144,17 +144,28 @@ func decisionText(d policies.Decision) string {
 
 func newPolicyExplainCmd(policyPathOf func(string) (string, error)) *cobra.Command {
 	var flags inputFlags
+	var decision, auditDir string
 	cmd := &cobra.Command{
 		Use:   "explain [DIR]",
 		Short: "Say which rules matched an input document, and where the others stopped",
 		Long: `Explain judges an input document as eval does, and says of every rule whether it
 matched or on which condition it stopped; the rules that came nearest first.
+With --decision it takes what the audit log keeps of a decision: the input, in
+which what may be a secret is masked, and the policy that was in force.
 
 Exit codes: 0 explained, 1 the policy or the document is not usable.`,
-		Example: "  warder policy explain ./policies --input request.json",
-		Args:    cobra.MaximumNArgs(1),
+		Example: `  warder policy explain ./policies --input request.json
+  warder policy explain --decision 01a228ed-629b-7429-9d3c-6a47c71feb19`,
+		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			engine, document, err := flags.open(cmd, args, policyPathOf)
+			var engine *policies.Engine
+			var document []byte
+			var err error
+			if decision == "" {
+				engine, document, err = flags.open(cmd, args, policyPathOf)
+			} else {
+				engine, document, err = recordedDecision(cmd, flags, args, auditDir, decision)
+			}
 			if err != nil {
 				return err
 			}
@@ -177,6 +188,8 @@ Exit codes: 0 explained, 1 the policy or the document is not usable.`,
 		},
 	}
 	flags.add(cmd)
+	cmd.Flags().StringVar(&decision, "decision", "", "`id` of a decision in the audit log")
+	cmd.Flags().StringVar(&auditDir, "audit", "", "audit `folder`, in place of the configuration's")
 	return cmd
 }
 
