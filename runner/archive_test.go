@@ -124,6 +124,7 @@ func TestUnsafeArchivesAreRefusedWhole_F114(t *testing.T) {
 		"a link out":                       {tLink("l", "../x")},
 		"a link to an absolute path":       {tLink("l", "/etc/passwd")},
 		"a link out by a detour":           {tDir("d"), tLink("d/l", ".."), tLink("m", "d/l/../x")},
+		"a link out by a shorter detour":   {tDir("d"), tLink("d/l", ".."), tLink("d/m", "l/../x")},
 		"a link to the folder above":       {tLink("a", "..")},
 		"a file behind a link":             {tDir("d"), tLink("l", "d"), tFile("l/x", "1")},
 		"a chain of links":                 {tDir("d"), tLink("a", "d"), tLink("a/b", ".."), tFile("a/b/x", "1")},

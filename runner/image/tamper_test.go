@@ -178,3 +178,15 @@ func TestClearTextToAnotherMachineIsRefused(t *testing.T) {
 	}
 	resp.Body.Close()
 }
+
+func TestADigestIsAFileNameAndNothingElse(t *testing.T) {
+	good := strings.Repeat("0a", 32)
+	for _, h := range []v1.Hash{{Algorithm: "sha256", Hex: "../x"}, {Algorithm: "sha256"}, {Algorithm: "sha256", Hex: good[2:]}, {Algorithm: "sha512", Hex: good}, {Algorithm: "sha256", Hex: good + "/x"}} {
+		if valid(h) == nil {
+			t.Errorf("%+v is taken for a digest", h)
+		}
+	}
+	if err := valid(v1.Hash{Algorithm: "sha256", Hex: good}); err != nil {
+		t.Error(err)
+	}
+}
