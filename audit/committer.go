@@ -222,6 +222,7 @@ func (c *committer) advance() {
 		c.ranEnd = c.ranEnd || e.rec.Event == EventRunEnd
 		c.l.sem.Release(e.weight)
 		e.weight = 0
+		e.staged()
 	}
 }
 

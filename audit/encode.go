@@ -31,24 +31,31 @@ var (
 
 type scratch struct {
 	record
-	buf  bytes.Buffer
-	body []byte
+	buf bytes.Buffer
 }
 
 var scratches = sync.Pool{New: func() any { return new(scratch) }}
 
+// bodies are buffers for the bodies of entries, from Append until they are in a group.
+var bodies = sync.Pool{New: func() any { return new([]byte) }}
+
+// maxPooledBody keeps large bodies out of the pool, in bytes.
+const maxPooledBody = 16 << 10
+
 // encodeBody returns the keys of r from "event" up to "prev", cleaned and capped.
 // It does not change r.
-func encodeBody(r *Record) ([]byte, error) {
+func encodeBody(r *Record) ([]byte, error) { return encodeInto(nil, r) }
+
+// encodeInto is encodeBody in the room of dst, which is empty.
+func encodeInto(dst []byte, r *Record) ([]byte, error) {
 	if r == nil || r.Event == "" {
 		return nil, errors.New("record has no event")
 	}
+	if body, ok := appendBody(dst, r); ok {
+		return body, nil
+	}
 	s := scratches.Get().(*scratch)
 	defer scratches.Put(s)
-	if body, ok := appendBody(s.body[:0], r); ok {
-		s.body = body
-		return bytes.Clone(body), nil
-	}
 	return s.encode(r)
 }
 

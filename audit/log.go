@@ -67,11 +67,21 @@ type entry struct {
 	Future
 	rec      *Record
 	body     []byte
+	room     *[]byte // of body, from the pool; nil: its own
 	id, time string
 	relaxed  bool
 	weight   int64
 	task     func() error // instead of a record
 	answered bool
+}
+
+// staged gives the body's room back: its line is in the log.
+func (e *entry) staged() {
+	if e.room != nil && cap(e.body) <= maxPooledBody {
+		*e.room = e.body
+		bodies.Put(e.room)
+	}
+	e.body, e.room = nil, nil
 }
 
 func (e *entry) answer(err error) {
@@ -209,7 +219,8 @@ func (l *Log) add(ctx context.Context, r *Record, relaxed bool) *Future {
 }
 
 func (l *Log) enqueue(ctx context.Context, e *entry) error {
-	body, err := encodeBody(e.rec)
+	e.room = bodies.Get().(*[]byte)
+	body, err := encodeInto((*e.room)[:0], e.rec)
 	if err != nil {
 		return err
 	}

@@ -15,9 +15,9 @@ import (
 const soakRecords = "WARDER_SOAK_RECORDS"
 
 // A long log is written and verified in memory that does not grow with it. make test
-// takes 100,000 records; make soak, which also wants the rates, a million or more.
+// takes 20,000 records; make soak, which also wants the rates, a million or more.
 func TestSoakALongLog(t *testing.T) {
-	n, soak := 100_000, os.Getenv(soakRecords)
+	n, soak := 20_000, os.Getenv(soakRecords)
 	if soak != "" {
 		var err error
 		if n, err = strconv.Atoi(soak); err != nil {
