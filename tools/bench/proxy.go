@@ -32,6 +32,9 @@ type peer struct {
 	log              *bytes.Buffer
 }
 
+// relaxedProxy has audit.durable: credentialed; the others have all, the default.
+const relaxedProxy = "warder proxy, durable: credentialed"
+
 // warmUp is how many requests a cell sends before its clock starts.
 const warmUp = 200
 
@@ -110,13 +113,17 @@ func startPeers(o options) ([]peer, error) {
 	if err != nil {
 		return nil, err
 	}
-	var ports [3]string
+	var ports [4]string
 	for i := range ports {
 		if ports[i], err = freePort(); err != nil {
 			return nil, err
 		}
 	}
-	config, err := writeProxyConfig(o.dir, ports[0], ports[2])
+	config, err := writeProxyConfig(o.dir, ports[0], ports[2], "all")
+	if err != nil {
+		return nil, err
+	}
+	relaxed, err := writeProxyConfig(o.dir, ports[0], ports[3], "credentialed")
 	if err != nil {
 		return nil, err
 	}
@@ -127,6 +134,7 @@ func startPeers(o options) ([]peer, error) {
 		{peer{name: "origin", addr: ports[0]}, []string{self, "origin", "-listen", ports[0], "-pki", o.dir}},
 		{peer{name: "net/http reverse proxy", addr: ports[1], path: "/plain/j"}, []string{self, "reference", "-listen", ports[1], "-pki", o.dir, "-origin", ports[0]}},
 		{peer{name: "warder proxy", addr: ports[2], path: "/plain/j"}, []string{o.warder, "proxy", "--config", config}},
+		{peer{name: relaxedProxy, addr: ports[3], path: "/plain/j"}, []string{o.warder, "proxy", "--config", relaxed}},
 	}
 	var peers []peer
 	for _, s := range specs {
@@ -147,7 +155,7 @@ func startPeers(o options) ([]peer, error) {
 	return peers, nil
 }
 
-func writeProxyConfig(dir, origin, listen string) (string, error) {
+func writeProxyConfig(dir, origin, listen, durable string) (string, error) {
 	rego := filepath.Join(dir, "policies")
 	if err := os.MkdirAll(rego, 0o700); err != nil {
 		return "", err
@@ -169,9 +177,9 @@ proxy:
     ca_files: [origin-ca.crt]
     hosts: {%[1]s: "%[3]s"}
     allow_addresses: ["%[1]s=%[3]s"]
-audit: {dir: ./audit, durable: all}
-`, originName, listen, origin)
-	path := filepath.Join(dir, "proxy.yaml")
+audit: {dir: ./audit-%[4]s, durable: %[4]s}
+`, originName, listen, origin, durable)
+	path := filepath.Join(dir, durable+".yaml")
 	return path, os.WriteFile(path, []byte(text), 0o600)
 }
 
@@ -241,12 +249,18 @@ func proxyRatios(cells []proxyCell) []ratio {
 		if !ok || ref.CPUUS == 0 {
 			continue
 		}
-		for _, name := range []string{"warder proxy", "warder proxy, with a credential"} {
+		for _, name := range []string{"warder proxy", "warder proxy, with a credential", relaxedProxy} {
 			if w, ok := find(name, c); ok {
 				out = append(out,
 					ratio{fmt.Sprintf("c=%d, requests/s: %s / net/http reverse proxy", c, name), w.RPS / ref.RPS, ""},
 					ratio{fmt.Sprintf("c=%d, CPU per request: %s / net/http reverse proxy", c, name), w.CPUUS / ref.CPUUS, ""})
 			}
+		}
+	}
+	for _, c := range []int{1, 32} {
+		all, ok := find("warder proxy", c)
+		if relaxed, both := find(relaxedProxy, c); ok && both && relaxed.P50US > 0 {
+			out = append(out, ratio{fmt.Sprintf("c=%d, p50: durable all / credentialed", c), all.P50US / relaxed.P50US, ""})
 		}
 	}
 	return out
