@@ -266,3 +266,18 @@ func FuzzClean(f *testing.F) {
 		}
 	})
 }
+
+// F158: what somebody put into the files by hand is told without reaching the terminal.
+func TestF158AForgedRecordIsToldSafely(t *testing.T) {
+	for _, event := range []string{EventRequest, EventRunStart, EventRunEnd, EventDrop, EventOverride, EventPolicyLoad, "lease.x", hostile} {
+		r := full(hostile)
+		r.Event, r.Time = event, hostile
+		var b strings.Builder
+		no(t, Tell(&b, r))
+		told, ok := strings.CutSuffix(b.String(), "\n")
+		if !ok || len(told) < 10 {
+			t.Errorf("%q is told as %q", event, told)
+		}
+		checkSafe(t, "the story of "+event, told)
+	}
+}
