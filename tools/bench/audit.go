@@ -45,7 +45,9 @@ type auditWay struct {
 func benchAudit(o options) ([]auditCell, error) {
 	ways := []auditWay{
 		{auditAsync, 1, measureAsync},
-		{auditDurable, 1, measureDurable}, {auditDurable, 32, measureDurable}, {auditDurable, 256, measureDurable},
+		{auditDurable, 1, measureDurable},
+		{auditDurable, 32, measureDurable},
+		{auditDurable, 256, measureDurable},
 		{auditEach, 32, measureEach},
 		{auditBare, 1, measureBare},
 	}
