@@ -10,14 +10,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Terminal asks for a pseudo-terminal in place of the task's stdio (pty(7)). Its
-// output is one stream: what the task writes to stdout and to stderr.
-type Terminal struct {
-	Name    string                     // TERM inside; "" means xterm
-	Size    func() (rows, cols uint16) // of the caller's terminal; 0 means unknown
-	Resized <-chan os.Signal           // SIGWINCH
-}
-
 // consoleListener is where gVisor sends the master of the pseudo-terminal that
 // it makes for the task.
 type consoleListener struct {

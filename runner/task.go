@@ -40,6 +40,14 @@ type Task struct {
 	Trace          func(Phase)
 }
 
+// Terminal asks for a pseudo-terminal in place of the task's stdio (pty(7)). Its
+// output is one stream: what the task writes to stdout and to stderr.
+type Terminal struct {
+	Name    string                     // TERM inside; "" means xterm
+	Size    func() (rows, cols uint16) // of the caller's terminal; 0 means unknown
+	Resized <-chan os.Signal           // SIGWINCH
+}
+
 // Phase is one step of a run's life as it happens, for tests and diagnosis.
 type Phase struct {
 	Name       string    `json:"phase"`

@@ -100,7 +100,9 @@ func hit(t *testing.T, l *lab, want, script string, victim func(runner.Phase) in
 		}
 		_ = syscall.Kill(victim(p), syscall.SIGKILL) // it may just be gone: then another try
 		_ = cmd.Wait()
-		if last := lastPhase(t, trace); last.Name == want || victim(p) == p.HelperPID {
+		// A run that has just ended has no state file any more: it was not hit.
+		_, gone := os.Stat(filepath.Join(l.dir, "state/runs", p.Run+".jsonl"))
+		if last := lastPhase(t, trace); last.Name == want && gone == nil || victim(p) == p.HelperPID {
 			return cmd, p, &errs
 		}
 	}
