@@ -33,7 +33,7 @@ func validateAuth(a config.Auth, oneShot bool) error {
 			return fmt.Errorf("vault.auth.%s: needed with method %s", k, a.Method)
 		}
 	}
-	if a.Mount != "" && (strings.Contains(a.Mount, "..") || !policyName.MatchString(strings.ToLower(a.Mount))) {
+	if a.Mount != "" && (strings.Contains(a.Mount, "..") || !policyName().MatchString(strings.ToLower(a.Mount))) {
 		return fmt.Errorf("vault.auth.mount: %q is not the path of a mount", a.Mount)
 	}
 	if a.Wrapped && a.Method != "approle" {

@@ -9,6 +9,7 @@ import (
 	"net/url"
 	"regexp"
 	"strings"
+	"sync"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
 	v4 "github.com/aws/aws-sdk-go-v2/aws/signer/v4"
@@ -25,8 +26,8 @@ const (
 )
 
 var (
-	awsWord     = regexp.MustCompile(`^[a-z0-9][a-z0-9-]{0,62}$`)
-	payloadHash = regexp.MustCompile(`^[0-9a-f]{64}$`)
+	awsWord     = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[a-z0-9][a-z0-9-]{0,62}$`) })
+	payloadHash = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[0-9a-f]{64}$`) })
 )
 
 // signatureParams are the query parameters of a presigned URL.
@@ -133,7 +134,7 @@ func payload(req *http.Request, s3 bool) (string, error) {
 	switch {
 	case len(said) > 1:
 		return "", &errBody{"more than one " + payloadHeader}
-	case len(said) == 1 && (said[0] == payloadUnsigned || said[0] == payloadTrailer || payloadHash.MatchString(said[0])):
+	case len(said) == 1 && (said[0] == payloadUnsigned || said[0] == payloadTrailer || payloadHash().MatchString(said[0])):
 		return said[0], nil
 	case len(said) == 1 && strings.HasPrefix(said[0], "STREAMING-"):
 		return "", &errBody{"the body is signed chunk by chunk with the client's own key, which is not supported; hint: have the client send " + payloadUnsigned + " or " + payloadTrailer}
@@ -152,10 +153,10 @@ func payload(req *http.Request, s3 bool) (string, error) {
 }
 
 func validateSigV4(key, region, service string) error {
-	if !awsWord.MatchString(region) {
+	if !awsWord().MatchString(region) {
 		return fmt.Errorf("%s.region: %q is not a region, like eu-central-1", key, region)
 	}
-	if !awsWord.MatchString(service) {
+	if !awsWord().MatchString(service) {
 		return fmt.Errorf("%s.service: %q is not the signing name of a service, like s3", key, service)
 	}
 	return nil

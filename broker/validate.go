@@ -8,6 +8,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/net/http/httpguts"
@@ -23,16 +24,16 @@ const (
 )
 
 var (
-	credentialName = regexp.MustCompile(`^[a-z0-9]([a-z0-9._-]{0,62}[a-z0-9])?$`)
-	envName        = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
-	policyName     = regexp.MustCompile(`^[a-z0-9][a-z0-9._/-]*$`)
+	credentialName = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[a-z0-9]([a-z0-9._-]{0,62}[a-z0-9])?$`) })
+	envName        = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`) })
+	policyName     = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[a-z0-9][a-z0-9._/-]*$`) })
 )
 
 // Validate judges what one credential says, without opening or asking anything.
 // The error names the offending key in full.
 func Validate(name string, c config.Credential) error {
 	key := "credentials." + name
-	if !credentialName.MatchString(name) {
+	if !credentialName().MatchString(name) {
 		return fmt.Errorf("credentials: %q: a name has 1 to 64 lower-case letters, digits, and dots, dashes or underscores between them", name)
 	}
 	for _, check := range []func(string, config.Credential) error{
@@ -94,7 +95,7 @@ func validateVaultSource(key string, s config.VaultSource) error {
 		return fmt.Errorf("%s.policies: at least one is needed: the run's token gets these and no other", key)
 	}
 	for _, p := range s.Policies {
-		if !policyName.MatchString(p) || p == "root" {
+		if !policyName().MatchString(p) || p == "root" {
 			return fmt.Errorf("%s.policies: %q is not a policy that a run can have", key, p)
 		}
 	}
@@ -169,7 +170,7 @@ func validateLocalSource(key string, s config.LocalSource) error {
 	key += "." + kind
 	switch kind {
 	case "env":
-		if !envName.MatchString(s.Env) {
+		if !envName().MatchString(s.Env) {
 			return fmt.Errorf("%s: %q is not the name of a variable", key, s.Env)
 		}
 	case "file":
@@ -369,7 +370,7 @@ func checkPathPattern(p string) error {
 
 func validateStandIns(key string, c config.Credential) error {
 	for _, env := range slices.Sorted(maps.Keys(c.StandIn)) {
-		if !envName.MatchString(env) {
+		if !envName().MatchString(env) {
 			return fmt.Errorf("%s.stand_in: %q is not the name of a variable", key, env)
 		}
 		if _, err := parseStandIn(c.StandIn[env]); err != nil {

@@ -86,7 +86,7 @@ var ErrNoRun = errors.New("no such run")
 // Remove ends run id: a live one by killing its sandbox, after which its owner
 // takes the credentials back and writes its end; a dead one by sweeping it.
 func (s *StateDir) Remove(ctx context.Context, id string, revoke Revoker) error {
-	if !runID.MatchString(id) {
+	if !runID().MatchString(id) {
 		return fmt.Errorf("%q is not a run id: %w", id, ErrNoRun)
 	}
 	p := filepath.Join(s.dir, id+".jsonl")

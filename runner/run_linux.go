@@ -85,6 +85,7 @@ type run struct {
 	sandboxPID  atomic.Int64
 	recorded    bool // run.start is in the log
 	readyErr    error
+	orderly     bool // the helper destroyed the sandbox and exited by itself
 }
 
 // Run runs the task and returns its result. An error means that the result

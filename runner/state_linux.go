@@ -26,7 +26,9 @@ import (
 type StateDir struct{ dir string }
 
 // runID is what a run id looks like; anything else never becomes a file name.
-var runID = regexp.MustCompile(`^r-[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$`)
+var runID = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`^r-[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$`)
+})
 
 const stateVersion = 1
 
@@ -66,7 +68,7 @@ var _ broker.Journal = (*State)(nil)
 // begin creates and locks the state file of run id. slots is how many id pairs
 // the uid range has (0: none is used); uids returns the host ids of a slot.
 func (s *StateDir) begin(id string, slots int, uids func(slot int) []uint32) (*State, error) {
-	if !runID.MatchString(id) {
+	if !runID().MatchString(id) {
 		return nil, fmt.Errorf("state: %q is not a run id", id)
 	}
 	unlock, err := s.allocLock()
@@ -296,7 +298,7 @@ func (sw *sweeper) sweep(ctx context.Context, files []string) {
 			return
 		}
 		id := strings.TrimSuffix(strings.TrimPrefix(filepath.Base(p), "."), ".jsonl")
-		if !runID.MatchString(id) {
+		if !runID().MatchString(id) {
 			continue
 		}
 		done, live, err := sweepOne(ctx, p, id, sw.host, sw.revoke)

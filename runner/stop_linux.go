@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"sync"
 	"time"
 
 	"warder/broker"
@@ -17,7 +18,7 @@ const stopKept = 30 * 24 * time.Hour
 
 // credentialName is what the name of a credential looks like; anything else never
 // becomes a file name.
-var credentialName = regexp.MustCompile(`^[a-z0-9]([a-z0-9._-]{0,62}[a-z0-9])?$`)
+var credentialName = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[a-z0-9]([a-z0-9._-]{0,62}[a-z0-9])?$`) })
 
 // A stop ends the use of credentials by runs that began before it. It is a file
 // of the state folder, so that it reaches every process that has the folder, and
@@ -30,9 +31,9 @@ func stopName(run, credential string) (string, error) {
 	switch {
 	case run == "" && credential == "":
 		return "all", nil
-	case credential == "" && runID.MatchString(run):
+	case credential == "" && runID().MatchString(run):
 		return "run-" + run, nil
-	case run == "" && credentialName.MatchString(credential):
+	case run == "" && credentialName().MatchString(credential):
 		return "credential-" + credential, nil
 	}
 	return "", fmt.Errorf("stop: %q, %q: neither a run nor a credential", run, credential)
@@ -96,7 +97,7 @@ func (s *StateDir) Stopped(run, credential string, since time.Time) bool {
 func (s *StateDir) Journals(run string) ([]broker.JournalEntry, error) {
 	pattern := "r-*.jsonl"
 	if run != "" {
-		if !runID.MatchString(run) {
+		if !runID().MatchString(run) {
 			return nil, fmt.Errorf("%q is not a run id: %w", run, ErrNoRun)
 		}
 		pattern = run + ".jsonl"

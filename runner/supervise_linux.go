@@ -186,6 +186,7 @@ func (u *run) collect(files []*os.File, res *Result) error {
 	}
 	select {
 	case <-u.exited:
+		u.orderly = true
 	case <-time.After(killGrace):
 		_ = u.cmd.Process.Kill()
 		<-u.exited
@@ -274,7 +275,9 @@ func (u *run) reap() {
 	_ = u.cmd.Process.Kill()
 	<-u.exited
 	_ = u.ctl.f.Close()
-	killTree(u.t.Run.ID, u.ident.uidsInUse())
+	if !u.orderly { // else the helper has seen sentry and gofer end
+		killTree(u.t.Run.ID, u.ident.uidsInUse())
+	}
 	if u.t.Terminal != nil && u.console == nil {
 		close(u.out.done) // it never had a terminal to read from
 	}

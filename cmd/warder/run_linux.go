@@ -17,6 +17,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"warder/audit"
 	"warder/internal/config"
 	"warder/internal/identity"
 	"warder/runner"
@@ -133,7 +134,10 @@ func (a *app) run(ctx context.Context, cmd *cobra.Command, f *runFlags, args []s
 	if err != nil {
 		return fail(err)
 	}
-	defer a.sweep(ctx, cmd.ErrOrStderr())()
+	// The sweep of dead runs begins when this one's sandbox is made, to be out of
+	// its way, and at the latest now when there is none.
+	sweep := sync.OnceValue(func() (wait func()) { return a.sweep(ctx, cmd.ErrOrStderr()) })
+	defer func() { sweep()() }()
 	if t.Trace, err = openTrace(f.trace); err != nil {
 		return fail(err)
 	}
@@ -142,9 +146,15 @@ func (a *app) run(ctx context.Context, cmd *cobra.Command, f *runFlags, args []s
 	signal.Notify(sigs, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT)
 	defer signal.Stop(sigs)
 	t.Signals = sigs
-	r := &runner.Runner{Proxy: a.proxy, Broker: a.broker, State: a.state, Log: a.log, Ready: a.ready}
-	if r.Images, err = a.images(); err != nil {
-		return fail(err)
+	r := &runner.Runner{Proxy: a.proxy, Broker: a.broker, State: a.state, Log: a.log}
+	r.Ready = func(ctx context.Context) (*audit.Log, error) {
+		sweep()
+		return a.ready(ctx)
+	}
+	if f.image != "" {
+		if r.Images, err = a.images(); err != nil {
+			return fail(err)
+		}
 	}
 	restore := func() {}
 	if f.tty {

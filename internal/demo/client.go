@@ -11,11 +11,14 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"sync"
 	"time"
 )
 
 // jwtShape is what a token looks like (RFC 7519, compact serialisation).
-var jwtShape = regexp.MustCompile(`eyJ[A-Za-z0-9_-]{8,}\.eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{16,}`)
+var jwtShape = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`eyJ[A-Za-z0-9_-]{8,}\.eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{16,}`)
+})
 
 // planted proves that the search finds what is there: it is built at run time,
 // so that the program's own file does not hold it.
@@ -72,7 +75,7 @@ func (c *client) allowed() {
 		return
 	}
 	c.say("GET https://%s/items -> 200, items %v, known to the API as %q; I sent no token", Host, body.Items, body.Caller)
-	if jwtShape.MatchString(body.YouSent) {
+	if jwtShape().MatchString(body.YouSent) {
 		c.fault("the reflected token came back readable")
 		return
 	}
@@ -111,7 +114,7 @@ func (c *client) search() {
 	}
 	var controls, real []string
 	note := func(where string, data []byte) {
-		for _, m := range jwtShape.FindAll(data, -1) {
+		for _, m := range jwtShape().FindAll(data, -1) {
 			if strings.HasPrefix(string(m), plantedPrefix) {
 				controls = append(controls, where)
 			} else {
