@@ -141,13 +141,15 @@ func (u *run) begin(ctx context.Context) error {
 		return refusef("%w", err)
 	}
 	u.ident.slot = u.state.slot
-	if err := u.confine(); err != nil {
-		return err
-	}
+	// The helper waits for its configuration, so there is time to confine it while
+	// it is being loaded.
 	if err := u.spawn(); err != nil {
 		return refusef("start helper: %w", err)
 	}
 	u.trace("spawned")
+	if err := u.confine(); err != nil {
+		return err
+	}
 	if err := u.cg.add(u.cmd.Process.Pid); err != nil {
 		return refusef("%w", err)
 	}
