@@ -34,6 +34,10 @@ type Runner struct {
 	Images *image.Store // nil: no images
 	Log    *slog.Logger
 
+	// Open makes Proxy and Broker while the helper is being loaded; nil when they
+	// are there already.
+	Open func(context.Context) error
+
 	// Ready returns the log once requests can be judged and recorded. It is asked
 	// when the sandbox exists and before the task starts, so that policy and log
 	// can be opened meanwhile; an error refuses the run.
@@ -153,7 +157,7 @@ func (u *run) begin(ctx context.Context) error {
 	if err := u.cg.add(u.cmd.Process.Pid); err != nil {
 		return refusef("%w", err)
 	}
-	if err := u.connect(); err != nil {
+	if err := u.connect(ctx); err != nil {
 		return refusef("%w", err)
 	}
 	go u.forwardSignals(ctx)
@@ -199,7 +203,12 @@ func (u *run) watchdogNeeded() bool {
 }
 
 // connect makes the session, the proxy's side of the run and the network.
-func (u *run) connect() error {
+func (u *run) connect(ctx context.Context) error {
+	if u.Open != nil {
+		if err := u.Open(ctx); err != nil {
+			return err
+		}
+	}
 	var err error
 	if u.sess, err = u.Broker.Begin(u.t.Run, u.t.Credentials, u.state); err != nil {
 		return err

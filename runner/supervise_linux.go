@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
 	"syscall"
 	"time"
 
@@ -323,6 +324,9 @@ func (u *run) recordEnd(ctx context.Context, res *Result) error {
 		return nil // said already; there is no log to write to
 	}
 	if err := u.openLog(ctx); err != nil {
+		if strings.Contains(res.Detail, err.Error()) {
+			return nil // it is what ended the run
+		}
 		return err
 	}
 	if !u.recorded {

@@ -37,9 +37,12 @@ type app struct {
 	log    *slog.Logger
 	trace  func(runner.Phase) // nil: none; set before the first request
 
-	opened   chan struct{} // closed when policy and log are open, or openErr is set
-	openErr  error
-	announce sync.Once
+	opts       appOptions
+	once       sync.Once
+	connectErr error
+	opened     chan struct{} // closed when policy and log are open, or openErr is set
+	openErr    error
+	announce   sync.Once
 }
 
 // lateLog is the log for those who are made before it is open. Nothing is
@@ -87,9 +90,20 @@ type appOptions struct {
 	stderr  io.Writer
 }
 
-// openApp reads the configuration, opens the audit stream and begins to compile
-// the policy; ready waits for that.
+// openApp makes an app with all of its parts open or being opened.
 func openApp(ctx context.Context, o appOptions) (*app, error) {
+	a, err := newApp(o)
+	if err != nil {
+		return nil, err
+	}
+	if err := a.open(ctx); err != nil {
+		return nil, errors.Join(err, a.close())
+	}
+	return a, nil
+}
+
+// newApp reads the configuration, and nothing else that takes time.
+func newApp(o appOptions) (*app, error) {
 	cfg, err := config.LoadFound(o.config)
 	if err != nil {
 		return nil, err
@@ -97,16 +111,23 @@ func openApp(ctx context.Context, o appOptions) (*app, error) {
 	if o.policy != "" {
 		cfg.Policy.Path, cfg.Policy.Bundle = o.policy, nil
 	}
-	a := &app{cfg: cfg, log: slog.New(slog.NewTextHandler(o.stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))}
-	a.opened = make(chan struct{})
-	go func() { // beside the making of the sandbox
-		defer close(a.opened)
-		a.openErr = a.openBoth(ctx, o.stderr)
-	}()
-	if err := a.connect(o); err != nil {
-		return nil, errors.Join(err, a.closeLog(ctx))
-	}
-	return a, nil
+	a := &app{cfg: cfg, opts: o, log: slog.New(slog.NewTextHandler(o.stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))}
+	a.state, err = runner.OpenState(cmp.Or(o.state, config.StateDir()))
+	return a, err
+}
+
+// open makes broker and proxy, and begins to open policy and log, for which ready
+// waits. Later calls return what the first one did.
+func (a *app) open(ctx context.Context) error {
+	a.once.Do(func() {
+		a.opened = make(chan struct{})
+		go func() { // beside the making of the sandbox
+			defer close(a.opened)
+			a.openErr = a.openBoth(ctx, a.opts.stderr)
+		}()
+		a.connectErr = a.connect(a.opts)
+	})
+	return a.connectErr
 }
 
 // openBoth compiles the policy and opens the audit stream, side by side.
@@ -125,6 +146,9 @@ func (a *app) openBoth(ctx context.Context, stderr io.Writer) error {
 }
 
 func (a *app) closeLog(ctx context.Context) error {
+	if a.opened == nil {
+		return nil
+	}
 	if log := a.openLog(); log != nil {
 		return log.Close(ctx)
 	}
@@ -133,6 +157,9 @@ func (a *app) closeLog(ctx context.Context) error {
 
 // ready waits for policy and log. Nothing is judged before.
 func (a *app) ready(ctx context.Context) (*audit.Log, error) {
+	if err := a.open(ctx); err != nil {
+		return nil, err
+	}
 	select {
 	case <-a.opened:
 	case <-ctx.Done():
@@ -147,9 +174,6 @@ func (a *app) ready(ctx context.Context) (*audit.Log, error) {
 
 func (a *app) connect(o appOptions) error {
 	var err error
-	if a.state, err = runner.OpenState(cmp.Or(o.state, config.StateDir())); err != nil {
-		return err
-	}
 	opts := broker.Options{
 		Vault: a.cfg.Vault, Credentials: a.cfg.Credentials, ConfigFile: a.cfg.File,
 		StateDir: cmp.Or(o.keys, keyDir(a.cfg)), OneShot: o.oneShot, Stopped: a.state.Stopped,
@@ -242,7 +266,13 @@ func (a *app) recordLease(event, runID string, o broker.Outcome) {
 func (a *app) close() error {
 	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
 	defer cancel()
-	err := errors.Join(a.proxy.Close(ctx), a.broker.Close(ctx))
+	var err error
+	if a.proxy != nil {
+		err = a.proxy.Close(ctx)
+	}
+	if a.broker != nil {
+		err = errors.Join(err, a.broker.Close(ctx))
+	}
 	if a.logins != nil {
 		err = errors.Join(err, a.logins.Close())
 	}

@@ -115,7 +115,7 @@ func runTask(cmd *cobra.Command, f *runFlags, args []string) error {
 }
 
 func startTask(ctx context.Context, cmd *cobra.Command, f *runFlags, args []string) error {
-	a, err := openApp(ctx, appOptions{config: f.config, policy: f.policy, oneShot: true, stderr: cmd.ErrOrStderr()})
+	a, err := newApp(appOptions{config: f.config, policy: f.policy, oneShot: true, stderr: cmd.ErrOrStderr()})
 	if err != nil {
 		return &exitError{runner.ExitWarder, err}
 	}
@@ -146,7 +146,12 @@ func (a *app) run(ctx context.Context, cmd *cobra.Command, f *runFlags, args []s
 	signal.Notify(sigs, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT)
 	defer signal.Stop(sigs)
 	t.Signals = sigs
-	r := &runner.Runner{Proxy: a.proxy, Broker: a.broker, State: a.state, Log: a.log}
+	r := &runner.Runner{State: a.state, Log: a.log}
+	r.Open = func(ctx context.Context) error {
+		err := a.open(ctx)
+		r.Proxy, r.Broker = a.proxy, a.broker
+		return err
+	}
 	r.Ready = func(ctx context.Context) (*audit.Log, error) {
 		sweep()
 		return a.ready(ctx)
@@ -286,6 +291,9 @@ func (a *app) sweep(ctx context.Context, stderr io.Writer) (wait func()) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
+		if a.open(ctx) != nil {
+			return // said already; nothing can be revoked
+		}
 		rep, err := a.state.Sweep(ctx, a.broker.Recover)
 		if err != nil && ctx.Err() == nil {
 			fmt.Fprintf(stderr, "warder: sweep: %d dead runs unconfirmed: %v\n", len(rep.Unconfirmed), err)
