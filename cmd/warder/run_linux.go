@@ -115,6 +115,7 @@ func runTask(cmd *cobra.Command, f *runFlags, args []string) error {
 }
 
 func startTask(ctx context.Context, cmd *cobra.Command, f *runFlags, args []string) error {
+	go runner.WarmCgroups()
 	a, err := newApp(appOptions{config: f.config, policy: f.policy, oneShot: true, stderr: cmd.ErrOrStderr()})
 	if err != nil {
 		return &exitError{runner.ExitWarder, err}
