@@ -167,7 +167,7 @@ func TestE2EProxyServesTheSamePipeline(t *testing.T) {
 // until waits for a condition that another process brings about.
 func (l *lab) until(cond func() bool) {
 	l.t.Helper()
-	deadline := time.Now().Add(20 * time.Second)
+	deadline := time.Now().Add(time.Minute)
 	for !cond() {
 		if time.Now().After(deadline) {
 			l.t.Fatal("the condition never held")
