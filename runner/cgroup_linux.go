@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -260,16 +261,21 @@ func WarmCgroups() {
 	if os.Geteuid() != 0 {
 		return
 	}
-	h, own := findCgroups("/proc"), ownCgroups("/proc/self/cgroup")
+	h := findCgroups("/proc")
 	if h == nil || h.v2 {
 		return
 	}
-	for ctl, base := range h.base {
-		group := filepath.Clean("/" + own[ctl])
-		if group != "/" && !strings.HasSuffix(base, group) {
-			continue // our own group cannot be seen from here
+	for _, base := range h.base {
+		file := filepath.Join(base, "cgroup.procs")
+		if isMember(file, os.Getpid()) { // never a move to another group
+			_ = os.WriteFile(file, []byte("0"), 0) // it only saves time
+			return
 		}
-		_ = os.WriteFile(filepath.Join(base, "cgroup.procs"), []byte("0"), 0) // it only saves time
-		return
 	}
+}
+
+// isMember tells whether the list of a group (cgroup.procs) names the process.
+func isMember(file string, pid int) bool {
+	b, err := os.ReadFile(file)
+	return err == nil && slices.Contains(strings.Fields(string(b)), strconv.Itoa(pid))
 }

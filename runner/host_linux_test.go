@@ -166,3 +166,11 @@ func TestEnvironmentKeepsTheCallersValue(t *testing.T) {
 		t.Errorf("%v", got)
 	}
 }
+
+func TestOnlyAGroupThatNamesUsIsOurs(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "cgroup.procs")
+	write(t, file, "1\n23\n456\n", 0o600)
+	if !isMember(file, 23) || isMember(file, 2) || isMember(file, 45) || isMember(file+".absent", 23) {
+		t.Error("membership is not read from the list")
+	}
+}
