@@ -8,6 +8,7 @@
 #   5. credentials from the real Vault, with the race detector
 #   6. the command, end to end
 #   7. gRPC's own interoperability tests, through the proxy
+#   8. the table of known faults (docs/faults.md) against what really ran
 #
 # Nothing is skipped: a part that cannot run is a failure. All parts run even if
 # one fails; the exit code is 0 only when all of them passed.
@@ -59,8 +60,8 @@ needs() {
     return 1
   fi
   echo "installing ${missing[*]}"
-  apt-get -qq update
-  DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends "${missing[@]}" >/dev/null
+  apt-get -qq -o DPkg::Lock::Timeout=300 update
+  DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=300 install -y --no-install-recommends "${missing[@]}" >/dev/null
 }
 
 # Sorts the packages of the module: those whose code or tests link gVisor cannot
@@ -86,27 +87,34 @@ say "build"
 make -s build
 sort_packages || { echo "test.sh: a kind of package has vanished; this script must be told" >&2; exit 1; }
 
-part "unit tests" env CGO_ENABLED=1 go test -race -timeout 10m "${unit[@]}"
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+go build -o "$work/evidence" ./tools/evidence
+gotest() { "$work/evidence" run "$work/ran" go test "$@"; } # go test, and keeps what ran
+racetest() { CGO_ENABLED=1 gotest -race "$@"; }
+gotest_in() { # gotest_in MODULE ARGS…: the same for a module of its own
+  "$work/evidence" run "$work/ran" go -C "$1" test "${@:2}"
+}
 
-log=$(mktemp)
-path=$(mktemp)
-trap 'rm -f "$log" "$path"' EXIT
+part "unit tests" racetest -timeout 10m "${unit[@]}"
+
 say "test Vault: building beside the sandbox tests"
-nice tools/vaultserver/ensure.sh >"$path" 2>"$log" &
+nice tools/vaultserver/ensure.sh >"$work/path" 2>"$work/log" &
 builder=$!
-part "sandbox on gVisor" go test -timeout 20m "${sandbox[@]}"
+part "sandbox on gVisor" gotest -timeout 20m "${sandbox[@]}"
 
 if wait "$builder"; then
-  WARDER_TEST_VAULT=$(cat "$path")
+  WARDER_TEST_VAULT=$(cat "$work/path")
   export WARDER_TEST_VAULT
-  part "credentials from Vault" env CGO_ENABLED=1 go test -race -timeout 15m "${vault[@]}"
+  part "credentials from Vault" racetest -timeout 15m "${vault[@]}"
 else
-  cat "$log" >&2
+  cat "$work/log" >&2
   say "test Vault: FAILED to build"
   failed+=("test Vault")
 fi
-part "end to end" go test -timeout 30m "${command[@]}"
-part "gRPC interoperability" go -C tools/interop test -mod=mod -timeout 5m ./...
+part "end to end" gotest -timeout 30m "${command[@]}"
+part "gRPC interoperability" gotest_in tools/interop -mod=mod -timeout 5m ./...
+part "known faults" "$work/evidence" check docs/faults.md "$work/ran"
 
 if [ ${#failed[@]} -gt 0 ]; then
   printf '\ntest.sh: FAILED: %s\n' "$(IFS=,; echo "${failed[*]}")" >&2

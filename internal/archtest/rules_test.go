@@ -5,6 +5,8 @@ import (
 	"strings"
 	"testing"
 	"testing/fstest"
+
+	"warder/internal/faults"
 )
 
 // parseTree makes the files of a fixture tree; keys are paths.
@@ -195,4 +197,17 @@ func TestInvariantTestsNoticesAnInvariantWithoutATest(t *testing.T) {
 	if len(got) != 2 || !strings.HasSuffix(got[0].Msg, "I3") || !strings.HasSuffix(got[1].Msg, "I4") {
 		t.Errorf("got %v", got)
 	}
+}
+
+func TestFaultTableIsHeldAgainstTheSources(t *testing.T) {
+	files := parseTree(t, map[string]string{
+		"proxy/a_test.go":    "package proxy\n\nfunc TestDots_F001(t *testing.T) {}\n\nfunc TestNew_F002(t *testing.T) {}\n\nfunc TestTable(t *testing.T) {}\n",
+		"proxy/soak_test.go": "//go:build soak\n\npackage proxy\n\nfunc TestLong_F003(t *testing.T) {}\n",
+	})
+	rows, err := faults.Parse([]byte("| F001 | C | x | `TestDots_F001` `TestTable/F001*` `TestPeer_F001` |\n| F009 | H | x | `TestGone_F009` |\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := FaultTests("t.md", rows, files, []byte("package peers\n\nfunc TestPeer_F001(t *testing.T) {}\n\nfunc TestPeer_F004(t *testing.T) {}\n"))
+	wantRules(t, got, "proxy/a_test.go:5 faults", "t.md faults", "t.md:2 faults")
 }

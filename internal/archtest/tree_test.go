@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"warder/internal/faults"
 )
 
 // root is the top folder of the module, from this package's folder.
@@ -76,6 +78,38 @@ func TestThreatModelNamesTestsThatExist(t *testing.T) {
 		}
 		report(t, NamedTests(doc, text, files))
 	}
+}
+
+// What of it ran is held against the table by make test (tools/evidence).
+func TestFaultsNameTestsThatExist(t *testing.T) {
+	const doc = "docs/faults.md"
+	text, err := os.ReadFile(filepath.Join(root(t), filepath.FromSlash(doc)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	rows, err := faults.Parse(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var nested []byte
+	mods, err := filepath.Glob(filepath.Join(root(t), "tools", "*", "go.mod"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, mod := range mods {
+		tests, err := filepath.Glob(filepath.Join(filepath.Dir(mod), "*_test.go"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, name := range tests {
+			src, err := os.ReadFile(name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			nested = append(nested, src...)
+		}
+	}
+	report(t, FaultTests(doc, rows, load(t), nested))
 }
 
 // invariants is how many CONTRIBUTING.md numbers.
