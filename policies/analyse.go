@@ -77,22 +77,22 @@ func partsOf(refs *reference, named bool) part {
 
 // analyse walks all that the authors wrote, whether a decision reaches it or
 // not: a rule that looks unused may be reached through a computed reference.
-// The composition is left out, because it is not evaluated with this input.
 func analyse(compiler *ast.Compiler) *inputPlan {
 	refs := &reference{}
 	time := false
+	constants := map[string]*ast.Term{}
 	for _, name := range sortedKeys(compiler.Modules) {
-		if name == compositionFile {
-			continue
-		}
 		walkRefs(compiler.Modules[name], func(ref ast.Ref) {
 			if ambientTime[ref.String()] {
 				time = true
 			}
 			addInputRef(refs, ref)
 		})
+		collectConstants(constants, compiler.Modules[name])
 	}
-	return newInputPlan(refs, time)
+	plan := newInputPlan(refs, time)
+	plan.constants = constants
+	return plan
 }
 
 // walkRefs calls visit for every reference in x, also for those inside other

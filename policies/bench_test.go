@@ -92,10 +92,7 @@ func BenchmarkYardstick(b *testing.B) {
 	for _, n := range benchSizes {
 		e := load(b, benchPolicy(n))
 		in := benchInput(n)
-		full, err := prepare(ctx, e.compiler, e.store, e.txn, "data.warder.decision")
-		if err != nil {
-			b.Fatal(err)
-		}
+		full := wholeQuery(b, e)
 		document := map[string]any{
 			"stage": in.Stage, "credentials": []any{in.Credentials[0]}, "approvals": []any{},
 			"run":     map[string]any{"id": in.Run.ID, "agent": in.Run.Agent, "labels": map[string]any{"env": "ci", "team": "core"}},

@@ -6,8 +6,10 @@ import (
 	_ "embed" // the composition and the schema are part of the program
 	"encoding/json"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/open-policy-agent/opa/v1/ast"
 	"github.com/open-policy-agent/opa/v1/storage"
@@ -112,15 +114,12 @@ func (e *Engine) compile(f *folder) error {
 		return fmt.Errorf("policies: load: %s: %w", f.dir, err)
 	}
 	e.txn = txn
-	modules, err := withComposition(f.modules)
-	if err != nil {
-		return err
-	}
 	compiler, err := newCompiler(ctx, e.store, e.txn, false)
 	if err != nil {
 		return err
 	}
-	if compiler.Compile(modules); compiler.Failed() {
+	// Without the composition: it is compiled by itself, when it is first needed.
+	if compiler.Compile(maps.Clone(f.modules)); compiler.Failed() {
 		failure.Problems = explainRefused(problemsOf(f.dir, compiler.Errors))
 		return failure.orNil()
 	}
@@ -145,8 +144,16 @@ func (e *Engine) compile(f *folder) error {
 	if e.plan.cacheable {
 		e.cache = newDecisionCache()
 	}
-	e.composer, err = newComposer(ctx)
-	return err
+	e.composer = sync.OnceValues(newComposer)
+	return nil
+}
+
+// Prepare compiles what the first decision needs, unless that was done before.
+// It is called beside other work, so that the first request need not wait.
+func (e *Engine) Prepare() {
+	if e.composer != nil {
+		_, _ = e.composer() // decisions tell of a failure
+	}
 }
 
 // entryQuery evaluates the sets of entries of one stage as one array. A kind
@@ -233,6 +240,7 @@ func checkShape(f *folder) []Problem {
 			}
 		}
 		problems = append(problems, printCalls(module)...)
+		problems = append(problems, reservedRefs(module)...)
 		for _, rule := range module.Rules {
 			kind, problem := entryKind(path, rule)
 			if problem != nil {
@@ -256,6 +264,19 @@ func printCalls(module *ast.Module) []Problem {
 			problems = append(problems, at(expr.Location, "built-in function print is not available to policies: %s", refused[ast.Print.Name]))
 		}
 		return false
+	})
+	return problems
+}
+
+// reservedRefs finds references to the composition: it is made of the entries,
+// so an entry that is made of it would never come to an end.
+func reservedRefs(module *ast.Module) []Problem {
+	var problems []Problem
+	walkRefs(module, func(ref ast.Ref) {
+		path := constantPath(ref)
+		if len(path) > 1 && path[0] == "data" && path[1] == "warder" && (len(path) < 3 || path[2] != "egress") {
+			problems = append(problems, at(ref[0].Location, "%s is not for policies: it is made of their entries", ref))
+		}
 	})
 	return problems
 }

@@ -77,7 +77,8 @@ type composedDecision struct {
 	decision    Decision
 }
 
-func newComposer(ctx context.Context) (*composer, error) {
+func newComposer() (*composer, error) {
+	ctx := context.Background()
 	c := &composer{store: newStore(map[string]any{}), composed: map[int][]composedDecision{}, limit: maxComposed}
 	txn, err := c.store.NewTransaction(ctx)
 	if err != nil {

@@ -85,13 +85,14 @@ func (e *Engine) evaluate(ctx context.Context, in *Input, body *parsedBody) Deci
 }
 
 func (e *Engine) evaluateEntries(ctx context.Context, in *Input, body *parsedBody) Decision {
+	e.Prepare() // not within the budget
 	// The whole decision has one budget. The watchdog stops the evaluator, which
 	// looks at the flag at every step and inside its long-running built-ins.
 	budget := e.timeout
 	if deadline, ok := ctx.Deadline(); ok {
 		budget = min(budget, time.Until(deadline))
 	}
-	watch := startWatchdog(budget)
+	watch := e.watchdogs.start(budget)
 	defer watch.stop()
 
 	d, err := e.judge(ctx, in, nil, body, watch.cancel)
@@ -124,7 +125,11 @@ func (e *Engine) judge(ctx context.Context, in *Input, document ast.Value, body 
 		}
 		sets = append(sets, floorSets...)
 	}
-	d, err := e.composer.compose(ctx, in, sets, cancel)
+	c, err := e.composer()
+	if err != nil {
+		return Decision{}, err
+	}
+	d, err := c.compose(ctx, in, sets, cancel)
 	if err != nil || d.Verdict == Deny || body.judged() {
 		return d, err
 	}

@@ -45,7 +45,8 @@ func (e *Engine) decideDocument(ctx context.Context, doc *document) (d Decision)
 	if e.denyAll != "" {
 		return refusal(ReasonNoRule, e.denyAll, "")
 	}
-	watch := startWatchdog(e.timeout)
+	e.Prepare()
+	watch := e.watchdogs.start(e.timeout)
 	defer watch.stop()
 	d, err := e.judge(ctx, &doc.in, doc.value, &doc.body, watch.cancel)
 	return e.outcome(d, err, watch, e.timeout)

@@ -72,12 +72,13 @@ type Engine struct {
 	store               storage.Store
 	txn                 storage.Transaction // one read transaction for the life of the engine
 	request, connection entryQuery
-	composer            *composer
-	cache               *decisionCache // nil: decisions differ in every request
-	guard               *bodyGuard     // nil: no rule needs it
-	floor               *Engine        // nil: there is none
-	parts               part           // to be parsed, for the floor too
-	needs               Needs          // of the floor too
+	composer            func() (*composer, error) // compiles it once, when it is first needed
+	cache               *decisionCache            // nil: decisions differ in every request
+	watchdogs           watchdogs
+	guard               *bodyGuard // nil: no rule needs it
+	floor               *Engine    // nil: there is none
+	parts               part       // to be parsed, for the floor too
+	needs               Needs      // of the floor too
 	plan                *inputPlan
 	rules               []entryRule
 	creds               map[string]CredentialInfo

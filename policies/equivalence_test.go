@@ -72,6 +72,28 @@ func plainly(t *testing.T, q *query, in *Input, options ...rego.EvalOption) Deci
 	return d
 }
 
+// wholeQuery is data.warder.decision over the entries of e and the composition,
+// compiled together by the public interface of OPA.
+func wholeQuery(tb testing.TB, e *Engine) *query {
+	tb.Helper()
+	modules, err := withComposition(e.parsed)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	compiler, err := newCompiler(context.Background(), e.store, e.txn, false)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	if compiler.Compile(modules); compiler.Failed() {
+		tb.Fatal(compiler.Errors)
+	}
+	q, err := prepare(context.Background(), compiler, e.store, e.txn, "data.warder.decision")
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return q
+}
+
 // stripped leaves out what names places and identities.
 func stripped(d Decision) Decision {
 	d.ID, d.Revision, d.Digest, d.Mode, d.Detail = "", "", "", "", ""
@@ -88,10 +110,7 @@ func TestEngineAgreesWithPlainRego(t *testing.T) {
 	for name, source := range variety {
 		t.Run(name, func(t *testing.T) {
 			e := load(t, source)
-			q, err := prepare(context.Background(), e.compiler, e.store, e.txn, "data.warder.decision")
-			if err != nil {
-				t.Fatal(err)
-			}
+			q := wholeQuery(t, e)
 			verdicts := map[Verdict]int{}
 			for i, first := range changes {
 				for j, second := range changes[:i+1] {
@@ -155,14 +174,18 @@ func TestSchemaDescribesTheWholeInput(t *testing.T) {
 
 func TestComposedDecisionsAreBounded(t *testing.T) {
 	e := load(t, "package warder.egress\n\nallow contains {\"rule\": concat(\"\", [\"r\", input.request.path]), \"limits\": [{\"requests\": 1}]} if true\n")
-	e.composer.limit = 50
+	c, err := e.composer()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.limit = 50
 	e.cache = nil
 	for i := range 170 {
 		if want := fmt.Sprintf("r/%d", i); decide(t, e, atPath(want[1:])).Rule != want {
 			t.Fatal("wrong rule")
 		}
 	}
-	if e.composer.count > 50 || e.composer.count == 0 {
-		t.Errorf("%d composed decisions are kept", e.composer.count)
+	if c.count > 50 || c.count == 0 {
+		t.Errorf("%d composed decisions are kept", c.count)
 	}
 }

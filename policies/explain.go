@@ -83,7 +83,7 @@ func (e *Engine) ways(ctx context.Context, doc *document) map[*ast.Rule]way {
 	if q.query == nil {
 		return map[*ast.Rule]way{}
 	}
-	watch := startWatchdog(testTimeout)
+	watch := e.watchdogs.start(testTimeout)
 	defer watch.stop()
 	tracer := topdown.NewBufferTracer()
 	// The outcome is in the decision; here the way counts, also of a failure.

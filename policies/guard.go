@@ -3,6 +3,7 @@ package policies
 import (
 	"context"
 	"fmt"
+	"maps"
 
 	"github.com/open-policy-agent/opa/v1/ast"
 	"github.com/open-policy-agent/opa/v1/topdown"
@@ -43,10 +44,7 @@ func (e *Engine) newBodyGuard(ctx context.Context, modules map[string]*ast.Modul
 	if len(guard.rules) == 0 {
 		return nil, nil
 	}
-	all, err := withComposition(modules)
-	if err != nil {
-		return nil, err
-	}
+	all := maps.Clone(modules)
 	all[guardFile] = module
 	compiler, err := newCompiler(ctx, e.store, e.txn, false)
 	if err != nil {

@@ -16,6 +16,8 @@ type field struct {
 	key  *ast.Term
 	// get makes the value; nil when the part is absent from this input.
 	get func(in *Input, body *parsedBody) *ast.Term
+	// text takes the place of get where the value is a text.
+	text func(in *Input) string
 	// mix appends all that get depends on to the key of the decision cache, so
 	// that two inputs with equal keys have equal values. Parsed parts have none: only
 	// decisions about requests without one are cached.
@@ -28,6 +30,8 @@ type inputPlan struct {
 	parts     part // to be parsed
 	cacheable bool
 	refs      *reference
+	constants map[string]*ast.Term // texts of the policy, which inputs often repeat
+	runs      runTerms
 
 	top     []field
 	run     []field
@@ -83,26 +87,32 @@ func (p *inputPlan) requestParts(in *Input) []field {
 // build makes the input document.
 func (p *inputPlan) build(in *Input, body *parsedBody) ast.Value {
 	pairs := make([][2]*ast.Term, 0, len(p.top)+3)
-	pairs = appendFields(pairs, p.top, in, body)
+	pairs = p.appendFields(pairs, p.top, in, body)
 	if len(p.run) > 0 {
-		pairs = append(pairs, [2]*ast.Term{keyRun, object(p.run, in, body)})
+		pairs = append(pairs, [2]*ast.Term{keyRun, p.runTerm(in)})
 	}
 	if request := p.requestParts(in); len(request) > 0 {
-		pairs = append(pairs, [2]*ast.Term{keyRequest, object(request, in, body)})
+		pairs = append(pairs, [2]*ast.Term{keyRequest, p.object(request, in, body)})
 	}
 	if len(p.dest) > 0 {
-		pairs = append(pairs, [2]*ast.Term{keyDestination, object(p.dest, in, body)})
+		pairs = append(pairs, [2]*ast.Term{keyDestination, p.object(p.dest, in, body)})
 	}
 	return ast.NewObject(pairs...)
 }
 
-func object(fields []field, in *Input, body *parsedBody) *ast.Term {
-	return ast.ObjectTerm(appendFields(make([][2]*ast.Term, 0, len(fields)), fields, in, body)...)
+func (p *inputPlan) object(fields []field, in *Input, body *parsedBody) *ast.Term {
+	return ast.ObjectTerm(p.appendFields(make([][2]*ast.Term, 0, len(fields)), fields, in, body)...)
 }
 
-func appendFields(pairs [][2]*ast.Term, fields []field, in *Input, body *parsedBody) [][2]*ast.Term {
+func (p *inputPlan) appendFields(pairs [][2]*ast.Term, fields []field, in *Input, body *parsedBody) [][2]*ast.Term {
 	for i := range fields {
-		if value := fields[i].get(in, body); value != nil {
+		var value *ast.Term
+		if text := fields[i].text; text != nil {
+			value = p.textTerm(text(in))
+		} else {
+			value = fields[i].get(in, body)
+		}
+		if value != nil {
 			pairs = append(pairs, [2]*ast.Term{fields[i].key, value})
 		}
 	}
@@ -190,8 +200,7 @@ func ofBody(name string, get func(*parsedBody) *ast.Term) field {
 
 func text(name string, get func(*Input) string) field {
 	return field{
-		name: name, key: ast.StringTerm(name),
-		get: func(in *Input, _ *parsedBody) *ast.Term { return ast.InternedTerm(get(in)) },
+		name: name, key: ast.StringTerm(name), text: get,
 		mix: func(key []byte, in *Input) []byte { return mixText(key, get(in)) },
 	}
 }

@@ -14,11 +14,11 @@ import (
 
 var errUndefined = errors.New("the decision is undefined")
 
-// query is one compiled expression and what stays the same in every evaluation
-// of it. Errors of built-ins are errors of the evaluation.
+// query is one compiled expression. Errors of built-ins are errors of the
+// evaluation.
 type query struct {
 	prepared rego.PreparedEvalQuery
-	fixed    []rego.EvalOption
+	txn      storage.Transaction
 }
 
 func prepare(ctx context.Context, compiler *ast.Compiler, store storage.Store, txn storage.Transaction, expression string) (*query, error) {
@@ -32,11 +32,7 @@ func prepare(ctx context.Context, compiler *ast.Compiler, store storage.Store, t
 	if err != nil {
 		return nil, err
 	}
-	return &query{prepared: prepared, fixed: []rego.EvalOption{
-		rego.EvalTransaction(txn),
-		rego.EvalMetrics(metrics.NoOp()),
-		rego.EvalGenerateJSON(rawTerm),
-	}}, nil
+	return &query{prepared: prepared, txn: txn}, nil
 }
 
 // rawTerm hands the result out as it is, without a conversion to JSON types.
@@ -45,10 +41,18 @@ func rawTerm(t *ast.Term, _ *rego.EvalContext) (any, error) { return t, nil }
 // eval returns the value of the expression. cancel stops the evaluation; now
 // is its clock, in nanoseconds since 1970.
 func (q *query) eval(ctx context.Context, input ast.Value, cancel topdown.Cancel, now int64, more ...rego.EvalOption) (*ast.Term, error) {
-	options := make([]rego.EvalOption, 0, len(q.fixed)+len(more)+3)
-	options = append(options, q.fixed...)
-	options = append(options, rego.EvalParsedInput(input), rego.EvalExternalCancel(cancel), rego.EvalTime(time.Unix(0, now).UTC()))
-	results, err := q.prepared.Eval(ctx, append(options, more...)...)
+	// One option that applies all costs one allocation in place of one for each.
+	results, err := q.prepared.Eval(ctx, func(e *rego.EvalContext) {
+		rego.EvalTransaction(q.txn)(e)
+		rego.EvalMetrics(metrics.NoOp())(e)
+		rego.EvalGenerateJSON(rawTerm)(e)
+		rego.EvalParsedInput(input)(e)
+		rego.EvalExternalCancel(cancel)(e)
+		rego.EvalTime(time.Unix(0, now).UTC())(e)
+		for _, option := range more {
+			option(e)
+		}
+	})
 	if err != nil {
 		return nil, err
 	}

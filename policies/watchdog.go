@@ -16,6 +16,7 @@ const maxExtensions = 6
 type watchdog struct {
 	cancel topdown.Cancel
 	half   time.Duration
+	home   *watchdogs
 	cpu    func() (time.Duration, bool) // processor time of the process so far
 
 	mu         sync.Mutex
@@ -27,20 +28,35 @@ type watchdog struct {
 	stopped    bool          // guarded by mu
 }
 
-func startWatchdog(budget time.Duration) *watchdog {
-	w := &watchdog{cancel: topdown.NewCancel(), half: budget / 2, cpu: processTime}
-	w.mu.Lock() // the timer may fire before the next line is done
-	w.timer = time.AfterFunc(w.half, w.fire)
-	w.mu.Unlock()
+// watchdogs holds those whose timer was stopped in time, for the next evaluation.
+type watchdogs struct{ free sync.Pool }
+
+func (ws *watchdogs) start(budget time.Duration) *watchdog {
+	w, _ := ws.free.Get().(*watchdog)
+	if w == nil {
+		w = &watchdog{cancel: topdown.NewCancel(), cpu: processTime, home: ws}
+	}
+	w.mu.Lock() // the timer may fire before it is known
+	defer w.mu.Unlock()
+	w.half, w.halves, w.extensions, w.known, w.stopped = budget/2, 0, 0, false, false
+	if w.timer == nil {
+		w.timer = time.AfterFunc(w.half, w.fire)
+	} else {
+		w.timer.Reset(w.half)
+	}
 	return w
 }
 
-// stop ends the watch. It does not wait: what may still fire changes nothing.
+// stop ends the watch, which must not be used any more. It does not wait: what
+// may still fire changes nothing.
 func (w *watchdog) stop() {
-	w.timer.Stop()
+	inTime := w.timer.Stop()
 	w.mu.Lock()
 	w.stopped = true
 	w.mu.Unlock()
+	if inTime && !w.cancel.Cancelled() {
+		w.home.free.Put(w)
+	}
 }
 
 // fire runs when half a budget has gone by.

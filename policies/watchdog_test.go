@@ -45,7 +45,7 @@ func TestF147BudgetCountsOnlyTimeWithAProcessor(t *testing.T) {
 }
 
 func TestStoppedWatchdogDoesNothing(t *testing.T) {
-	w := startWatchdog(time.Hour)
+	w := new(watchdogs).start(time.Hour)
 	w.stop()
 	for range 5 {
 		w.fire()

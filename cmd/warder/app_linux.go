@@ -223,8 +223,17 @@ func (a *app) loadPolicy(ctx context.Context, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
-	a.engine.Store(e)
+	a.use(e)
 	return nil
+}
+
+// use puts a policy in force. What lives long compiles all of it before; a single
+// run starts sooner when that is left to its first request.
+func (a *app) use(e *policies.Engine) {
+	if !a.opts.oneShot {
+		e.Prepare()
+	}
+	a.engine.Store(e)
 }
 
 func (a *app) policyOptions() policies.Options {

@@ -105,7 +105,7 @@ func (a *app) useBundle(name string, content []byte) error {
 	if err != nil {
 		return err
 	}
-	a.engine.Store(e)
+	a.use(e)
 	return nil
 }
 
