@@ -150,6 +150,17 @@ func (a *appender) escape(s string) {
 
 // unescaped reports whether s is plain and stands in JSON as it is.
 func unescaped(s string) bool {
+	const ones = 0x0101010101010101 // times a byte: eight of it
+	for ; len(s) >= 8; s = s[8:] {
+		w := uint64(s[0]) | uint64(s[1])<<8 | uint64(s[2])<<16 | uint64(s[3])<<24 |
+			uint64(s[4])<<32 | uint64(s[5])<<40 | uint64(s[6])<<48 | uint64(s[7])<<56
+		// Each term has the top bit of some byte set only if one of the eight is, in
+		// turn: not ASCII, below space, DEL, a quote, a backslash.
+		bad := w | (w - 0x20*ones) | (w + ones) | ((w ^ '"'*ones) - ones) | ((w ^ '\\'*ones) - ones)
+		if bad&(0x80*ones) != 0 {
+			return false
+		}
+	}
 	for i := range len(s) {
 		if c := s[i]; c < 0x20 || c > 0x7e || c == '"' || c == '\\' {
 			return false

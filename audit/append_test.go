@@ -13,7 +13,7 @@ import (
 // general encodes r without the quick way.
 func general(t *testing.T, r *Record) []byte {
 	t.Helper()
-	body, err := new(scratch).encode(r)
+	body, err := new(scratch).encode(nil, r)
 	no(t, err)
 	return body
 }
@@ -118,6 +118,20 @@ func TestStampIsTheLayouts(t *testing.T) {
 		at := time.Unix(rng.Int64N(1<<38), rng.Int64N(1e9)).In(zone)
 		if got, want := stamp(at), at.UTC().Format(stampLayout); got != want {
 			t.Fatalf("%s, want %s", got, want)
+		}
+	}
+}
+
+// Every byte at every place of a string of two words and a rest.
+func TestUnescapedKnowsEveryByte(t *testing.T) {
+	for at := range 19 {
+		for c := range 256 {
+			s := []byte("abcdefgh~~~~ !!#[]^")
+			s[at] = byte(c)
+			want := c >= 0x20 && c < 0x7f && c != '"' && c != '\\'
+			if got := unescaped(string(s)); got != want {
+				t.Errorf("%q: %v", s, got)
+			}
 		}
 	}
 }

@@ -80,7 +80,8 @@ func BenchmarkVerify(b *testing.B) {
 
 // BenchmarkChain is the time of a record when only its chain and tree are.
 func BenchmarkChain(b *testing.B) {
-	line, _ := appendLine(nil, frame{id: identity.NewID(), time: "2026-11-29T17:00:00.000000001Z", stream: identity.NewID(), prev: zeroHash}, mustBody(b))
+	prev := firstPrev
+	line := appendLine(nil, frame{id: identity.AppendID(nil), at: lineTime, stream: identity.NewID()}, &prev, mustBody(b))
 	c := newChain("s")
 	c.find = func(string, int, uint64, string) {}
 	b.SetBytes(int64(len(line)))

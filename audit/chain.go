@@ -1,6 +1,7 @@
 package audit
 
 import (
+	"bytes"
 	"strconv"
 
 	"golang.org/x/mod/sumdb/tlog"
@@ -21,14 +22,14 @@ type chain struct {
 }
 
 func newChain(name string) *chain {
-	return &chain{name: name, state: state{prev: zeroHash}}
+	return &chain{name: name, state: state{prev: firstPrev}}
 }
 
 // take judges one line and goes on after it.
 func (c *chain) take(line []byte) {
 	p, why := splitLine(line)
 	if why == "" && c.within != nil && !c.within(p) {
-		c.seq, c.prev, c.lost = p.seq+1, string(p.hash), false
+		c.seq, c.prev, c.lost = p.seq+1, hexHash(p.hash), false
 		return
 	}
 	if c.grown != nil {
@@ -50,7 +51,7 @@ func (c *chain) take(line []byte) {
 		return
 	}
 	c.link(p)
-	c.seq, c.prev, c.lost = p.seq+1, string(p.hash), false
+	c.seq, c.prev, c.lost = p.seq+1, hexHash(p.hash), false
 	if c.line != nil {
 		c.line(line, p)
 	}
@@ -58,7 +59,7 @@ func (c *chain) take(line []byte) {
 
 // link checks a sound line against the one before.
 func (c *chain) link(p parsed) {
-	linked := string(p.prev) == c.prev
+	linked := bytes.Equal(p.prev, c.prev[:])
 	switch {
 	case string(p.stream) != c.name:
 		c.find(VerdictAltered, c.segment, p.seq, "a record of another stream: "+Clean(string(p.stream), capWord))

@@ -10,16 +10,16 @@ import (
 // chained makes n lines of the stream "s", from sequence number seq and hash prev on.
 func chained(t *testing.T, n int, seq uint64, prev, note string) (lines [][]byte, hash string) {
 	t.Helper()
+	last := hexHash([]byte(prev))
 	for range n {
 		body, err := encodeBody(&Record{Event: EventAnomaly, Detail: note})
 		no(t, err)
-		f := frame{id: fmt.Sprint("id-", seq), time: "2026-11-29T17:00:00.000000001Z", stream: "s", seq: seq, prev: prev}
-		var line []byte
-		line, prev = appendLine(nil, f, body)
+		f := frame{id: fmt.Append(nil, "id-", seq), at: lineTime, stream: "s", seq: seq}
+		line := appendLine(nil, f, &last, body)
 		lines = append(lines, bytes.TrimSuffix(line, []byte("\n")))
 		seq++
 	}
-	return lines, prev
+	return lines, string(last[:])
 }
 
 // Hash, prev, seq and stream are each checked by the chain alone, where no root, seal or
@@ -81,6 +81,6 @@ func prevOf(t *testing.T, line []byte) string {
 // resealed is a line with the hash that its bytes have now.
 func resealed(line []byte) []byte {
 	body := line[:bytes.LastIndex(line, []byte(hashKey))]
-	out, _ := seal(bytes.Clone(body), 0)
+	out := seal(bytes.Clone(body), 0, new(hexHash))
 	return bytes.TrimSuffix(out, []byte("\n"))
 }

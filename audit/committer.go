@@ -4,6 +4,8 @@ import (
 	"errors"
 	"runtime"
 	"time"
+
+	"golang.org/x/mod/sumdb/tlog"
 )
 
 // Sizes and times of the committer.
@@ -37,16 +39,18 @@ type committer struct {
 // group is the lines that one call writes.
 type group struct {
 	entries []*entry
+	base    []byte // room of buf, from the start of a block on
+	shift   int    // where buf starts in base, and in a block of the file
 	buf     []byte
-	ends    []int
+	leaves  []tlog.Hash // of the lines, made while they are in the processor's caches
 	relaxed int
-	prev    string // the chain's hash before the group
+	prev    hexHash // the chain's hash before the group
 }
 
 // refusal counts the records that were refused since the last one that was not.
 type refusal struct {
 	records  int
-	from, to string
+	from, to time.Time
 	why      error
 }
 
@@ -59,6 +63,7 @@ func (c *committer) run() {
 	c.checkSpace()
 	timer := time.NewTimer(idleTick)
 	defer timer.Stop()
+	var room []*entry // for the next batch
 	for !c.ended {
 		select {
 		case <-c.l.wake:
@@ -66,7 +71,10 @@ func (c *committer) run() {
 			c.tick()
 		}
 		runtime.Gosched() // whom the last group woke may come along at once
-		c.work(c.l.take())
+		batch := c.l.take(room)
+		c.work(batch)
+		clear(batch)
+		room = batch
 		if len(c.s.unsynced) > 0 {
 			timer.Reset(unsyncedTick)
 		} else {
@@ -94,9 +102,10 @@ func (c *committer) commit(batch []*entry) {
 	if len(batch)+len(c.kept) == 0 {
 		return
 	}
-	kept := c.kept
-	c.kept = nil
-	batch = append(kept[:len(kept):len(kept)], batch...)
+	if len(c.kept) > 0 {
+		batch = append(c.kept, batch...)
+		c.kept = nil
+	}
 	if err := c.mend(); err != nil {
 		c.refuse(batch, err)
 		return
@@ -141,11 +150,16 @@ func (c *committer) stage(e *entry) {
 	g := &c.group
 	if len(g.entries) == 0 {
 		g.prev = c.s.prev
+		g.shift = int(c.s.end() % blockSize)
+		g.buf = g.base[min(g.shift, len(g.base)):][:0]
 	}
-	f := frame{id: e.id, time: e.time, stream: c.s.name, seq: c.s.seq, prev: c.s.prev}
-	g.buf, c.s.prev = appendLine(g.buf, f, e.body)
+	if n := frameBytes + len(e.body); cap(g.buf)-len(g.buf) < n {
+		g.grow(n)
+	}
+	start := len(g.buf)
+	g.buf = appendLine(g.buf, c.s.frame(e.id, e.at), &c.s.prev, e.body)
 	c.s.seq++
-	g.ends = append(g.ends, len(g.buf))
+	g.leaves = append(g.leaves, c.s.tree.hashLeaf(g.buf[start:len(g.buf)-1]))
 	g.entries = append(g.entries, e)
 	if e.relaxed {
 		g.relaxed++
@@ -214,22 +228,31 @@ func (c *committer) unstage() {
 // advance takes the group's lines for written.
 func (c *committer) advance() {
 	g := &c.group
-	from := 0
+	var weight int64
 	for i, e := range g.entries {
-		c.s.tree.add(g.buf[from : g.ends[i]-1])
-		from = g.ends[i]
+		c.s.tree.addHash(g.leaves[i])
 		c.pending.note(e.rec)
 		c.ranEnd = c.ranEnd || e.rec.Event == EventRunEnd
-		c.l.sem.Release(e.weight)
+		weight += e.weight
 		e.weight = 0
 		e.staged()
 	}
+	c.l.sem.Release(weight)
+}
+
+// grow makes room for n more bytes. Their place in memory and in the file stay apart by
+// whole blocks, which is what writing past the page cache takes.
+func (g *group) grow(n int) {
+	size := max(2*len(g.base), g.shift+len(g.buf)+n, 64<<10)
+	base := make([]byte, (size+blockSize-1)/blockSize*blockSize)
+	g.buf = base[g.shift:][:copy(base[g.shift:], g.buf)]
+	g.base = base
 }
 
 func (g *group) reset() {
 	clear(g.entries)
-	if cap(g.buf) > 2*maxGroup {
-		g.buf = nil
+	if len(g.base) > 2*maxGroup {
+		g.base = nil
 	}
-	g.entries, g.buf, g.ends, g.relaxed = g.entries[:0], g.buf[:0], g.ends[:0], 0
+	g.entries, g.buf, g.leaves, g.relaxed = g.entries[:0], g.buf[:0], g.leaves[:0], 0
 }

@@ -29,6 +29,33 @@ func datasync(f *os.File) error {
 	return wrap("fdatasync", f, retry(func() error { return syscall.Fdatasync(int(f.Fd())) }))
 }
 
+// writeDirect writes whole blocks with O_DIRECT (open(2)) as far as the file system lets
+// it: fewer bytes without an error mean that the page cache has to take the others.
+func writeDirect(f *os.File, b []byte, off int64) (int, error) {
+	flags, err := fileFlags(f, syscall.F_GETFL, 0)
+	if err != nil {
+		return 0, err
+	}
+	if _, err = fileFlags(f, syscall.F_SETFL, flags|syscall.O_DIRECT); err != nil {
+		return 0, nil // the file system has no such writes
+	}
+	n, err := f.WriteAt(b, off)
+	if errors.Is(err, syscall.EINVAL) || errors.Is(err, syscall.EOPNOTSUPP) {
+		err = nil
+	}
+	_, restored := fileFlags(f, syscall.F_SETFL, flags)
+	return n, errors.Join(err, restored)
+}
+
+// fileFlags is fcntl(2) with F_GETFL or F_SETFL.
+func fileFlags(f *os.File, command, flags int) (int, error) {
+	got, _, errno := syscall.Syscall(syscall.SYS_FCNTL, f.Fd(), uintptr(command), uintptr(flags))
+	if errno != 0 {
+		return 0, wrap("fcntl", f, errno)
+	}
+	return int(got), nil
+}
+
 // lock is flock(2), exclusive, without waiting.
 func lock(f *os.File) error {
 	err := retry(func() error { return syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) })

@@ -9,7 +9,7 @@ import (
 // Whatever stands in a segment, reading it ends, and what is no chain of records from
 // the first byte to the last is told.
 func FuzzSegment(f *testing.F) {
-	line, _ := appendLine(nil, frame{id: "i", time: "2026-11-29T17:00:00.000000001Z", stream: "s", prev: zeroHash}, []byte(`"event":"drop"`))
+	line := lineOf(0)
 	f.Add(line, true)
 	f.Add(append(append([]byte{}, line...), make([]byte, 600)...), true)
 	f.Add(append(append([]byte{}, line...), line[:40]...), true)

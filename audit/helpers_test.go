@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"sync"
 	"testing"
+	"time"
 
 	"warder/internal/identity"
 )
@@ -298,4 +299,13 @@ func (g *rig) tickNow(t *testing.T) {
 	if err := g.ask(t.Context(), false, func() error { g.c.tick(); return nil }); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// lineTime is the time of lines made without a log.
+var lineTime = time.Date(2026, 11, 29, 17, 0, 0, 1, time.UTC)
+
+// lineOf makes a first line with any sequence number.
+func lineOf(seq uint64) []byte {
+	prev := firstPrev
+	return appendLine(nil, frame{id: []byte("i"), at: lineTime, stream: "s", seq: seq}, &prev, []byte(`"event":"drop"`))
 }

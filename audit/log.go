@@ -65,32 +65,46 @@ type Log struct {
 // entry is one record, or one task of the committer, on its way.
 type entry struct {
 	Future
-	rec      *Record
-	body     []byte
-	room     *[]byte // of body, from the pool; nil: its own
-	id, time string
-	relaxed  bool
-	weight   int64
-	task     func() error // instead of a record
-	answered bool
+	rec     *Record
+	id      []byte // in room
+	body    []byte // in room, after id
+	room    *[]byte
+	at      time.Time
+	relaxed bool
+	weight  int64
+	task    func() error // instead of a record
 }
 
 // staged gives the body's room back: its line is in the log.
 func (e *entry) staged() {
-	if e.room != nil && cap(e.body) <= maxPooledBody {
-		*e.room = e.body
+	if e.room != nil && cap(*e.room) <= maxPooledBody {
 		bodies.Put(e.room)
 	}
-	e.body, e.room = nil, nil
+	e.id, e.body, e.room = nil, nil, nil
 }
 
-func (e *entry) answer(err error) {
-	if e.answered {
-		return
+// fill encodes the entry's record, and gives it an id unless it has one.
+func (e *entry) fill() error {
+	if e.rec == nil {
+		return errNoEvent
 	}
-	e.answered = true
-	e.err = err
-	close(e.done)
+	e.room = bodies.Get().(*[]byte)
+	room := (*e.room)[:0]
+	switch {
+	case e.rec.ID == "":
+		room = identity.AppendID(room)
+	case !isID(e.rec.ID):
+		return errors.New("id is not 1 to 64 letters, digits, '-', '_' or '.'")
+	default:
+		room = append(room, e.rec.ID...)
+	}
+	n := len(room)
+	room, err := encodeInto(room, e.rec)
+	if err != nil {
+		return err
+	}
+	*e.room, e.id, e.body = room, room[:n], room[n:]
+	return nil
 }
 
 // Open starts a new stream in o.Dir. Streams whose writer is gone are closed first:
@@ -211,7 +225,7 @@ func (l *Log) AppendRelaxed(ctx context.Context, r *Record) *Future {
 }
 
 func (l *Log) add(ctx context.Context, r *Record, relaxed bool) *Future {
-	e := &entry{Future: Future{done: make(chan struct{})}, rec: r, relaxed: relaxed}
+	e := &entry{rec: r, relaxed: relaxed}
 	if err := l.enqueue(ctx, e); err != nil {
 		e.answer(fmt.Errorf("audit: append: %w", err))
 	}
@@ -219,19 +233,10 @@ func (l *Log) add(ctx context.Context, r *Record, relaxed bool) *Future {
 }
 
 func (l *Log) enqueue(ctx context.Context, e *entry) error {
-	e.room = bodies.Get().(*[]byte)
-	body, err := encodeInto((*e.room)[:0], e.rec)
-	if err != nil {
+	if err := e.fill(); err != nil {
 		return err
 	}
-	e.body, e.id = body, e.rec.ID
-	switch {
-	case e.id == "":
-		e.id = identity.NewID()
-	case !isID(e.id):
-		return errors.New("id is not 1 to 64 letters, digits, '-', '_' or '.'")
-	}
-	e.weight = min(int64(len(body))+entryBytes, maxQueue)
+	e.weight = min(int64(len(*e.room))+entryBytes, maxQueue)
 	if !l.sem.TryAcquire(e.weight) { // with room, a context that has ended loses no record
 		if err := l.sem.Acquire(ctx, e.weight); err != nil {
 			return err
@@ -243,10 +248,13 @@ func (l *Log) enqueue(ctx context.Context, e *entry) error {
 		l.sem.Release(e.weight)
 		return ErrClosed
 	}
-	e.time = stamp(l.o.Clock())
+	e.at = l.o.Clock()
 	l.queue = append(l.queue, e)
+	first := len(l.queue) == 1 // else the committer was told already
 	l.mu.Unlock()
-	l.signal()
+	if first {
+		l.signal()
+	}
 	return nil
 }
 
@@ -257,12 +265,12 @@ func (l *Log) signal() {
 	}
 }
 
-// take empties the queue.
-func (l *Log) take() []*entry {
+// take empties the queue; room is for the next one.
+func (l *Log) take(room []*entry) []*entry {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	q := l.queue
-	l.queue = nil
+	l.queue = room[:0]
 	return q
 }
 
@@ -320,7 +328,7 @@ func (l *Log) Close(ctx context.Context) error {
 
 // ask has the committer do a task after what is queued, and waits for it.
 func (l *Log) ask(ctx context.Context, last bool, task func() error) error {
-	e := &entry{Future: Future{done: make(chan struct{})}, task: task}
+	e := &entry{task: task}
 	l.mu.Lock()
 	if l.closed {
 		l.mu.Unlock()

@@ -215,7 +215,7 @@ func TestF167RotationKeepsTheChain(t *testing.T) {
 // F168: sequence numbers have 64 bits, in the line and back.
 func TestF168SequenceBeyond32Bits(t *testing.T) {
 	for _, seq := range []uint64{0, 1<<31 - 1, 1 << 31, 1 << 32, 1<<53 + 1, 1<<64 - 1} {
-		line, _ := appendLine(nil, frame{id: "i", time: "2026-11-29T17:00:00.000000001Z", stream: "s", seq: seq, prev: zeroHash}, []byte(`"event":"drop"`))
+		line := lineOf(seq)
 		p, why := parseLine(line[:len(line)-1])
 		var r Record
 		if why != "" || p.seq != seq || decode(line[:len(line)-1], p, &r) != "" || r.Seq != seq {

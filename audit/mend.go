@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-
-	"warder/internal/identity"
 )
 
 // mend makes the stream fit for the next write after one that failed.
@@ -37,10 +35,10 @@ func (c *committer) refuse(entries []*entry, err error) {
 		}
 		c.l.sem.Release(e.weight)
 		if c.refused.records == 0 {
-			c.refused.from, c.refused.why = e.time, err
+			c.refused.from, c.refused.why = e.at, err
 		}
 		c.refused.records++
-		c.refused.to = e.time
+		c.refused.to = e.at
 	}
 }
 
@@ -88,7 +86,7 @@ func (c *committer) confess() {
 		c.s.restored = false
 	}
 	if r := c.refused; r.records > 0 {
-		text := fmt.Sprintf("%d records were refused between %s and %s: %v", r.records, r.from, r.to, r.why)
+		text := fmt.Sprintf("%d records were refused between %s and %s: %v", r.records, stamp(r.from), stamp(r.to), r.why)
 		c.refused = refusal{}
 		if !c.anomaly(text) {
 			c.refused = r
@@ -103,13 +101,9 @@ func (c *committer) anomaly(text string) bool {
 
 // record writes a record of the committer's own.
 func (c *committer) record(r *Record) error {
-	body, err := encodeBody(r)
-	if err != nil {
+	e := &entry{rec: r, at: c.l.o.Clock()}
+	if err := e.fill(); err != nil {
 		return err
-	}
-	e := &entry{
-		Future: Future{done: make(chan struct{})}, rec: r, body: body,
-		id: identity.NewID(), time: stamp(c.l.o.Clock()),
 	}
 	c.stage(e)
 	return c.flush()

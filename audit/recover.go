@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"warder/internal/identity"
 )
@@ -108,7 +109,7 @@ func recoverStream(ctx context.Context, s *stream) error {
 			return err
 		}
 		start := len(lines)
-		lines, s.prev = appendLine(lines, s.frame(identity.NewID(), stamp(s.o.Clock())), body)
+		lines = appendLine(lines, s.frame(identity.AppendID(nil), s.o.Clock()), &s.prev, body)
 		s.seq++
 		s.tree.add(lines[start : len(lines)-1])
 	}
@@ -140,8 +141,8 @@ func (c *cut) len() int64 {
 }
 
 // frame is the frame of the stream's next line.
-func (s *stream) frame(id, time string) frame {
-	return frame{id: id, time: time, stream: s.name, seq: s.seq, prev: s.prev}
+func (s *stream) frame(id []byte, at time.Time) frame {
+	return frame{id: id, at: at, stream: s.name, seq: s.seq}
 }
 
 // replay reads the stream up to its end, opens its last segment and cuts a tear off.

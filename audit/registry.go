@@ -248,7 +248,7 @@ func (l regLine) encode(k key) ([]byte, error) {
 	b = append(b, `,"sig":"`...)
 	b = append(b, base64.StdEncoding.EncodeToString(sig)...)
 	b = append(b, '"')
-	b, _ = seal(b, 0)
+	b = seal(b, 0, new(hexHash))
 	return b, nil
 }
 
@@ -321,14 +321,19 @@ func (r *registry) nameKey() error {
 const stampLayout = "2006-01-02T15:04:05.000000000Z"
 
 // stamp is t in UTC by stampLayout, and written without it: every record has one.
-func stamp(t time.Time) string {
+func stamp(t time.Time) string { return string(appendStamp(nil, t)) }
+
+// appendStamp appends what stamp returns.
+func appendStamp(dst []byte, t time.Time) []byte {
 	t = t.UTC()
 	year, month, day := t.Date()
 	if year < 0 || year > 9999 {
-		return t.Format(stampLayout)
+		return t.AppendFormat(dst, stampLayout)
 	}
 	hour, minute, second := t.Clock()
-	b := []byte(stampLayout)
+	start := len(dst)
+	dst = append(dst, stampLayout...)
+	b := dst[start:]
 	for _, part := range [...]struct{ at, digits, n int }{
 		{0, 4, year}, {5, 2, int(month)}, {8, 2, day}, {11, 2, hour}, {14, 2, minute}, {17, 2, second}, {20, 9, t.Nanosecond()},
 	} {
@@ -336,5 +341,5 @@ func stamp(t time.Time) string {
 			b[i] = byte('0' + n%10)
 		}
 	}
-	return string(b)
+	return dst
 }

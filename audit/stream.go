@@ -28,8 +28,8 @@ const (
 
 // state is a stream's end: what the next line and a checkpoint are made from.
 type state struct {
-	seq  uint64 // of the next line
-	prev string // hash of the last line
+	seq  uint64  // of the next line
+	prev hexHash // of the last line
 	tree tree
 }
 
@@ -76,7 +76,7 @@ func (s *stream) room(n int, closing bool) bool {
 // makeStream makes and locks the directory of a new stream; the caller holds the
 // registry's lock, so that nobody takes the stream for a dead one.
 func makeStream(o *Options, name string, k key) (*stream, error) {
-	s := &stream{o: o, name: name, dir: filepath.Join(o.Dir, streamsDir, name), key: k, state: state{prev: zeroHash}}
+	s := &stream{o: o, name: name, dir: filepath.Join(o.Dir, streamsDir, name), key: k, state: state{prev: firstPrev}}
 	if err := o.FS.MkdirAll(s.dir, 0o700); err != nil {
 		return nil, err
 	}
@@ -325,7 +325,7 @@ func (s *stream) checkpoint() error {
 
 // sealed is the stream's final state. Everything written must be durable.
 func (s *stream) sealed() *sealed {
-	return &sealed{s.tree.size, s.segNo, base64.StdEncoding.EncodeToString(rootOf(&s.tree)), s.prev}
+	return &sealed{s.tree.size, s.segNo, base64.StdEncoding.EncodeToString(rootOf(&s.tree)), string(s.prev[:])}
 }
 
 // register seals the stream in the registry, then signs a checkpoint that names the

@@ -329,14 +329,14 @@ func TestF165ARecomputedChainIsFound(t *testing.T) {
 
 // rechain gives lines new hashes, after changing one of them; the chain is right then.
 func rechain(b []byte, change func(i int, line []byte) []byte) []byte {
-	prev, out := zeroHash, []byte(nil)
+	prev, out := firstPrev, []byte(nil)
 	for i, line := range split(bytes.TrimRight(b, "\x00")) {
 		line = change(i, line[:len(line)-1])
 		body := line[:len(line)-len(lineTail)]
 		out = append(out, body...)
 		start := len(out) - len(body)
-		out = append(out, `,"prev":"`+prev+`"`...)
-		out, prev = seal(out, start)
+		out = append(out, `,"prev":"`+string(prev[:])+`"`...)
+		out = seal(out, start, &prev)
 	}
 	return out
 }
@@ -389,7 +389,7 @@ func TestTheRegistrysLastLineIsProved(t *testing.T) {
 	g.die(t)
 	rehash := func(line []byte) []byte {
 		body := line[:bytes.LastIndex(line, []byte(hashKey))]
-		out, _ := seal(bytes.Clone(body), 0)
+		out := seal(bytes.Clone(body), 0, new(hexHash))
 		return out
 	}
 	swap := func(from, to string) func([]byte) []byte {

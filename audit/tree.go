@@ -14,14 +14,16 @@ type tree struct {
 	edge  []tlog.Hash // complete subtrees, largest first
 	level []int       // their heights
 
-	leaf   hash.Hash // scratch of add; nil before its first use
+	leaf   hash.Hash // scratch of hashLeaf; nil before its first use
 	prefix [1]byte   // of a leaf: 0 (RFC 6962 §2.1)
 	sum    []byte
 }
 
 // add appends the leaf whose data is line, the record's bytes without the newline.
-// It is addHash of tlog.RecordHash, without a new state for each.
-func (t *tree) add(line []byte) {
+func (t *tree) add(line []byte) { t.addHash(t.hashLeaf(line)) }
+
+// hashLeaf is tlog.RecordHash without a new state for each. It leaves the tree as it is.
+func (t *tree) hashLeaf(line []byte) tlog.Hash {
 	if t.leaf == nil {
 		t.leaf = sha256.New()
 		t.sum = make([]byte, 0, tlog.HashSize)
@@ -30,7 +32,7 @@ func (t *tree) add(line []byte) {
 	t.leaf.Write(t.prefix[:])
 	t.leaf.Write(line)
 	t.sum = t.leaf.Sum(t.sum[:0])
-	t.addHash(tlog.Hash(t.sum))
+	return tlog.Hash(t.sum)
 }
 
 func (t *tree) addHash(h tlog.Hash) {

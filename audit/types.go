@@ -2,6 +2,7 @@ package audit
 
 import (
 	"context"
+	"sync"
 
 	"warder/internal/identity"
 )
@@ -174,25 +175,46 @@ type Override struct {
 
 // Future resolves once its record is durable, or never will be.
 type Future struct {
-	done chan struct{}
-	err  error
+	mu       sync.Mutex
+	resolved bool
+	err      error         // once resolved
+	done     chan struct{} // made by the first Wait that has to wait, closed when resolved
 }
 
 // Failed returns a future that has already failed with err.
-func Failed(err error) *Future {
-	f := &Future{done: make(chan struct{}), err: err}
-	close(f.done)
-	return f
+func Failed(err error) *Future { return &Future{resolved: true, err: err} }
+
+// answer resolves the future; only the first answer counts.
+func (f *Future) answer(err error) {
+	f.mu.Lock()
+	if f.resolved {
+		f.mu.Unlock()
+		return
+	}
+	f.resolved, f.err = true, err
+	waited := f.done
+	f.mu.Unlock()
+	if waited != nil {
+		close(waited)
+	}
 }
 
 // Wait returns nil once the record is on disk (fdatasync has returned), the
 // writer's error, or the context's. A record whose Wait was cut short by the
 // context may still become durable.
 func (f *Future) Wait(ctx context.Context) error {
-	select {
-	case <-f.done:
+	f.mu.Lock()
+	if f.resolved {
+		f.mu.Unlock()
 		return f.err
-	default:
+	}
+	if f.done == nil {
+		f.done = make(chan struct{})
+	}
+	f.mu.Unlock()
+	if ctx.Done() == nil {
+		<-f.done
+		return f.err
 	}
 	select {
 	case <-f.done:

@@ -95,7 +95,7 @@ func (s *streamCheck) compareSeal(w walked) {
 		s.find(VerdictTruncated, fmt.Sprintf("it was sealed with %d records, of which %d are here", want.Records, tree.size))
 	case tree.size > want.Records:
 		s.find(VerdictAltered, fmt.Sprintf("it was sealed with %d records, and %d are here", want.Records, tree.size))
-	case root != want.Root || s.chain.prev != want.Last:
+	case root != want.Root || string(s.chain.prev[:]) != want.Last:
 		s.find(VerdictAltered, "its records are not those it was sealed with")
 	}
 	if w.segments < want.Segments {

@@ -3,7 +3,10 @@
 package identity
 
 import (
+	"bufio"
 	"crypto/rand"
+	"encoding/hex"
+	"sync"
 
 	"github.com/google/uuid"
 )
@@ -24,10 +27,24 @@ func NewRunID() string { return "r-" + NewID() }
 
 // NewID returns a UUIDv7 in its canonical text form. It panics only when the
 // system has no randomness, in which case nothing else could be trusted either.
-func NewID() string {
-	id, err := uuid.NewV7FromReader(rand.Reader)
+func NewID() string { return string(AppendID(make([]byte, 0, 36))) }
+
+// AppendID appends what NewID returns.
+func AppendID(dst []byte) []byte {
+	random := readers.Get().(*bufio.Reader)
+	id, err := uuid.NewV7FromReader(random)
+	readers.Put(random)
 	if err != nil {
 		panic("identity: no randomness: " + err.Error())
 	}
-	return id.String()
+	for i, part := range [...][2]int{{0, 4}, {4, 6}, {6, 8}, {8, 10}, {10, 16}} {
+		if i > 0 {
+			dst = append(dst, '-')
+		}
+		dst = hex.AppendEncode(dst, id[part[0]:part[1]])
+	}
+	return dst
 }
+
+// readers ask the system for the randomness of 16 ids at once.
+var readers = sync.Pool{New: func() any { return bufio.NewReaderSize(rand.Reader, 256) }}
