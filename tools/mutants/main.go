@@ -37,10 +37,11 @@ func main() {
 	count := flag.Int("n", 20, "mutants a package, chosen at random")
 	seed := flag.Uint64("seed", 0, "of the choice; 0 takes a new one and prints it")
 	list := flag.String("list", "", "`file` of named mutants, each of which its test must kill")
+	only := flag.String("only", "", "`regexp` of the files whose named mutants are tried; empty: all")
 	flag.Parse()
 	survived := 0
 	if *list != "" {
-		n, err := runList(*list)
+		n, err := runList(*list, *only)
 		if err != nil {
 			fmt.Fprintln(os.Stderr, "mutants:", err)
 			os.Exit(1)

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -65,13 +66,18 @@ func readList(name string) ([]named, error) {
 	return list, nil
 }
 
-// runList breaks each guard of the list and returns how many mutants survived. One
+// runList breaks each guard of the list whose file matches only, and returns how many mutants survived. One
 // that no longer applies, or whose test is gone or fails without it, is an error.
-func runList(name string) (survived int, err error) {
+func runList(name, only string) (survived int, err error) {
 	list, err := readList(name)
 	if err != nil {
 		return 0, err
 	}
+	wanted, err := regexp.Compile(only)
+	if err != nil {
+		return 0, err
+	}
+	list = slices.DeleteFunc(list, func(m named) bool { return !wanted.MatchString(m.file) })
 	tmp, err := os.MkdirTemp("", "mutants")
 	if err != nil {
 		return 0, err
@@ -135,8 +141,8 @@ func (m named) try(tmp string) (killed bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	if m.old == "" || bytes.Count(src, []byte(m.old)) != 1 {
-		return false, fmt.Errorf("its text stands %d times in %s, not once", bytes.Count(src, []byte(m.old)), m.file)
+	if n := count(src, m.old); n != 1 {
+		return false, fmt.Errorf("its text stands %d times in %s, not once", n, m.file)
 	}
 	abs, err := filepath.Abs(m.file)
 	if err != nil {
@@ -157,6 +163,14 @@ func (m named) try(tmp string) (killed bool, err error) {
 	}
 	pass, _, err := runTests(bin, dir, []string{m.test})
 	return !pass, err
+}
+
+// count says how often a mutant's text stands in src; none stands nowhere.
+func count(src []byte, old string) int {
+	if old == "" {
+		return 0
+	}
+	return bytes.Count(src, []byte(old))
 }
 
 func runTests(bin, dir string, names []string) (pass bool, out []byte, err error) {
