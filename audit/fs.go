@@ -5,7 +5,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
-	"unsafe"
+	"reflect"
 )
 
 // FS is the file system as the writer uses it. Names are absolute or relative paths
@@ -103,7 +103,7 @@ func (f osFile) WriteAt(b []byte, off int64) (int, error) {
 
 // blockOffset is where b starts in a block of memory.
 func blockOffset(b []byte) int64 {
-	return int64(uintptr(unsafe.Pointer(unsafe.SliceData(b))) % blockSize)
+	return int64(reflect.ValueOf(b).Pointer() % blockSize)
 }
 
 func (f osFile) Allocate(size int64) error { return allocate(f.File, size) }
