@@ -5,12 +5,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"time"
 
+	"warder/internal/config"
 	"warder/internal/secret"
 )
 
@@ -73,7 +72,7 @@ type fileSource struct{ path, config string }
 
 func (s fileSource) fetch(context.Context, *Session, string) (*material, error) {
 	if s.config != "" {
-		if err := checkOwnedPath(s.config); err != nil {
+		if err := config.CheckOwned(s.config); err != nil {
 			return nil, fmt.Errorf("the configuration names a file, but %w", err)
 		}
 	}
@@ -92,7 +91,7 @@ type commandSource struct {
 }
 
 func (s commandSource) fetch(ctx context.Context, _ *Session, _ string) (*material, error) {
-	if err := checkOwnedPath(s.config); err != nil {
+	if err := config.CheckOwned(s.config); err != nil {
 		return nil, fmt.Errorf("the configuration names a command, but %w", err)
 	}
 	ctx, cancel := context.WithTimeout(ctx, commandTimeout)
@@ -141,59 +140,5 @@ func valueOf(raw []byte, from string, keep time.Duration) (*material, error) {
 }
 
 // readSecretFile reads a small regular file that belongs to the caller, as does
-// the folder it is in, and that nobody else may write to. The open file is
-// judged, so that what was judged is what is read.
-func readSecretFile(path string) ([]byte, error) {
-	real, err := filepath.EvalSymlinks(path)
-	if err != nil {
-		return nil, err
-	}
-	if err := checkOwnedPath(filepath.Dir(real)); err != nil {
-		return nil, err
-	}
-	f, err := openNoBlock(real)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = f.Close() }()
-	fi, err := f.Stat()
-	if err != nil {
-		return nil, err
-	}
-	if !fi.Mode().IsRegular() {
-		return nil, fmt.Errorf("%s: not a regular file", path)
-	}
-	if err := checkOwned(fi, real); err != nil {
-		return nil, err
-	}
-	raw, err := io.ReadAll(io.LimitReader(f, maxValue+3))
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", path, err)
-	}
-	if len(raw) > maxValue+2 {
-		clear(raw)
-		return nil, fmt.Errorf("%s: longer than %d bytes", path, maxValue)
-	}
-	return raw, nil
-}
-
-// checkOwnedPath judges a file or folder that is not a link by itself; of a file
-// its own folder too.
-func checkOwnedPath(path string) error {
-	real, err := filepath.EvalSymlinks(path)
-	if err != nil {
-		return err
-	}
-	fi, err := os.Stat(real)
-	if err != nil {
-		return err
-	}
-	if err := checkOwned(fi, real); err != nil || fi.IsDir() {
-		return err
-	}
-	dir := filepath.Dir(real)
-	if fi, err = os.Stat(dir); err != nil {
-		return err
-	}
-	return checkOwned(fi, dir)
-}
+// the folder it is in, and that nobody else may write to (config.ReadOwned).
+func readSecretFile(path string) ([]byte, error) { return config.ReadOwned(path, maxValue+2) }

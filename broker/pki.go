@@ -124,7 +124,7 @@ type localPKI struct {
 
 func (p localPKI) fetch(_ context.Context, s *Session, _ string) (*material, error) {
 	if p.config != "" {
-		if err := checkOwnedPath(p.config); err != nil {
+		if err := config.CheckOwned(p.config); err != nil {
 			return nil, fmt.Errorf("the configuration names a file, but %w", err)
 		}
 	}

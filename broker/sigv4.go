@@ -93,9 +93,10 @@ func (g *Grant) signAWS(req *http.Request) error {
 			signed.Header[k] = v
 		}
 	}
+	at := g.now().UTC()
 	err = v4.NewSigner().SignHTTP(req.Context(), aws.Credentials{
 		AccessKeyID: g.m.user.Reveal(), SecretAccessKey: g.value.Reveal(), SessionToken: g.m.session.Reveal(),
-	}, signed, hash, in.Service, in.Region, g.now().UTC(), func(o *v4.SignerOptions) {
+	}, signed, hash, in.Service, in.Region, at, func(o *v4.SignerOptions) {
 		o.DisableURIPathEscaping = in.Service == "s3" // which alone does not encode the path twice
 	})
 	if err != nil {
@@ -106,8 +107,13 @@ func (g *Grant) signAWS(req *http.Request) error {
 			req.Header[h] = []string{v}
 		}
 	}
-	if _, sig, ok := strings.Cut(signed.Header.Get("Authorization"), "Signature="); ok {
-		g.sent = append(g.sent, secret.New(sig))
+	_, sig, ok := strings.Cut(signed.Header.Get("Authorization"), "Signature=")
+	if !ok {
+		return errors.New("the request cannot be signed")
+	}
+	g.sent = append(g.sent, secret.New(sig))
+	if hash == payloadChunks || hash == payloadChunksTrailer {
+		return signChunks(req, g.value.Reveal(), in.Region, in.Service, at, sig, hash == payloadChunksTrailer)
 	}
 	return nil
 }
@@ -128,7 +134,8 @@ func stripSignature(u *url.URL) {
 // client states in X-Amz-Content-Sha256 is kept, for the service compares it with
 // the body, which so goes through as a stream. Without one S3 gets the body
 // unsigned, under TLS, and any other service the hash of the body, which is read
-// for that. Chunks that the client signed with its own key cannot be kept.
+// for that. Chunks that the client signed with its own key are signed anew on
+// their way (signChunks).
 func payload(req *http.Request, s3 bool) (string, error) {
 	said := req.Header.Values(payloadHeader)
 	switch {
@@ -136,8 +143,10 @@ func payload(req *http.Request, s3 bool) (string, error) {
 		return "", &errBody{"more than one " + payloadHeader}
 	case len(said) == 1 && (said[0] == payloadUnsigned || said[0] == payloadTrailer || payloadHash().MatchString(said[0])):
 		return said[0], nil
+	case len(said) == 1 && s3 && (said[0] == payloadChunks || said[0] == payloadChunksTrailer):
+		return said[0], nil
 	case len(said) == 1 && strings.HasPrefix(said[0], "STREAMING-"):
-		return "", &errBody{"the body is signed chunk by chunk with the client's own key, which is not supported; hint: have the client send " + payloadUnsigned + " or " + payloadTrailer}
+		return "", &errBody{"the body is signed chunk by chunk in a form that cannot be signed anew; hint: have the client send " + payloadUnsigned + " or " + payloadTrailer}
 	case len(said) == 1:
 		return "", &errBody{"an odd " + payloadHeader}
 	case s3:

@@ -240,7 +240,10 @@ func TestSigV4Payload(t *testing.T) {
 		{"s3 hash", "s3", []string{hash}, hash, false},
 		{"other without", "sqs", nil, hash, true},
 		{"other hash", "sqs", []string{hash}, hash, false},
-		{"chunks", "s3", []string{"STREAMING-AWS4-HMAC-SHA256-PAYLOAD"}, "", false},
+		{"chunks", "s3", []string{payloadChunks}, payloadChunks, false},
+		{"chunks and trailer", "s3", []string{payloadChunksTrailer}, payloadChunksTrailer, false},
+		{"chunks of another service", "sqs", []string{payloadChunks}, "", false},
+		{"chunks of another algorithm", "s3", []string{"STREAMING-AWS4-ECDSA-P256-SHA256-PAYLOAD"}, "", false},
 		{"two", "s3", []string{hash, payloadUnsigned}, "", false},
 		{"odd", "s3", []string{"none"}, "", false},
 	} {

@@ -114,10 +114,10 @@ func (s hmacSource) fetch(context.Context, *Session, string) (*material, error) 
 	return m, nil
 }
 
-// keyFile reads a key that the configuration names.
-func keyFile(path, config string) ([]byte, error) {
-	if config != "" {
-		if err := checkOwnedPath(config); err != nil {
+// keyFile reads a key that the configuration file `named` names.
+func keyFile(path, named string) ([]byte, error) {
+	if named != "" {
+		if err := config.CheckOwned(named); err != nil {
 			return nil, fmt.Errorf("the configuration names a file, but %w", err)
 		}
 	}

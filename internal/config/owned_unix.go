@@ -14,7 +14,9 @@ import (
 // CheckOwned judges whether a file may hold a secret, or name a program that
 // yields one: it is a regular file, it and its folder belong to the caller, and
 // neither is writable by group or others. Symbolic links are followed, and the
-// folder of the link is judged too. Folders further up are not.
+// folder of the link is judged too; it may be one that many write to when it is
+// sticky and the link is the caller's, as where Kubernetes mounts tokens. Folders
+// further up are not judged.
 func CheckOwned(path string) error {
 	_, err := checkOwned(path, os.Geteuid())
 	return err
@@ -58,11 +60,12 @@ func checkOwned(path string, uid int) (real string, err error) {
 	if real, err = filepath.EvalSymlinks(abs); err != nil {
 		return "", fmt.Errorf("config: %w", err)
 	}
-	judged := []string{real, filepath.Dir(real)}
-	if linkDir := filepath.Dir(abs); linkDir != judged[1] {
-		judged = append(judged, linkDir)
+	if dir := filepath.Dir(abs); dir != filepath.Dir(real) {
+		if err := judgeLinkDir(abs, dir, uid); err != nil {
+			return "", err
+		}
 	}
-	for i, p := range judged {
+	for i, p := range []string{real, filepath.Dir(real)} {
 		info, err := os.Stat(p)
 		if err != nil {
 			return "", fmt.Errorf("config: %w", err)
@@ -89,4 +92,26 @@ func judge(path string, info fs.FileInfo, uid int) error {
 		return fmt.Errorf("config: %s: writable by others (mode %04o); hint: chmod go-w %s", path, info.Mode().Perm(), path)
 	}
 	return nil
+}
+
+// judgeLinkDir judges the folder of a link. In a sticky one of root's only the
+// owner of the link can replace it.
+func judgeLinkDir(link, dir string, uid int) error {
+	info, err := os.Stat(dir)
+	if err != nil {
+		return fmt.Errorf("config: %w", err)
+	}
+	bad := judge(dir, info, uid)
+	if bad == nil || info.Mode()&os.ModeSticky == 0 || !ownedBy(info, 0) && !ownedBy(info, uid) {
+		return bad
+	}
+	if own, err := os.Lstat(link); err != nil || !ownedBy(own, uid) {
+		return bad
+	}
+	return nil
+}
+
+func ownedBy(info fs.FileInfo, uid int) bool {
+	st, ok := info.Sys().(*syscall.Stat_t)
+	return ok && int(st.Uid) == uid
 }

@@ -88,6 +88,14 @@ func TestCheckOwnedJudgesBothEndsOfALink(t *testing.T) {
 	if err := CheckOwned(link(good, 0o777)); err == nil {
 		t.Error("a link that others can replace was accepted")
 	}
+	// Kubernetes mounts tokens behind a link in a folder that all may write to.
+	sticky := link(good, 0o777|os.ModeSticky)
+	if err := CheckOwned(sticky); err != nil {
+		t.Errorf("the caller's own link in a sticky folder: %v", err)
+	}
+	if _, err := checkOwned(sticky, os.Geteuid()+1); err == nil {
+		t.Error("another's link in a sticky folder was accepted")
+	}
 }
 
 func TestReadOwnedRefusesOtherThings(t *testing.T) {

@@ -27,13 +27,15 @@ var errCodedRange = errors.New("scrub: a part of a coded body cannot be read")
 // will be scrubbed.
 const AcceptEncoding = "gzip, br, zstd, deflate"
 
-// codingsOf returns the codings in the order in which they were applied.
+// codingsOf returns the codings in the order in which they were applied. The name
+// aws-chunked tells how an object was uploaded to S3; stores keep it with the
+// object and send it back, and never the framing itself.
 func codingsOf(h http.Header) ([]string, error) {
 	var out []string
 	for _, line := range h.Values("Content-Encoding") {
 		for c := range strings.SplitSeq(line, ",") {
 			switch c = strings.ToLower(strings.TrimSpace(c)); c {
-			case "", "identity":
+			case "", "identity", "aws-chunked":
 			case "gzip", "x-gzip", "deflate", "br", "zstd":
 				out = append(out, c)
 			default:

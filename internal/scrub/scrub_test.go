@@ -400,6 +400,16 @@ func TestFlushedCodedTextIsDeliveredAtOnce(t *testing.T) {
 	}
 }
 
+// An object that was uploaded to S3 in chunks comes back with that name and as it is.
+func TestTheCodingOfUploadsToS3IsNoCoding(t *testing.T) {
+	s := scrubber(canary)
+	resp := response(strings.NewReader("before "+canary+" after"), "Content-Encoding", "aws-chunked", "Etag", `"v1"`)
+	got, n := scrubbed(t, s, resp)
+	if n != 1 || strings.Contains(got, "CANARY") || len(got) != len("before "+canary+" after") || resp.Header.Get("Etag") != `"v1"` {
+		t.Errorf("%q, %d, %v", got, n, resp.Header)
+	}
+}
+
 func TestUnreadableCodingsAreRefused(t *testing.T) {
 	s := scrubber(canary)
 	for _, coding := range []string{"compress", "gzip, aes128gcm", "br,br,br,br", "dcb"} {

@@ -34,11 +34,11 @@ type Server struct {
 	in  io.Closer
 }
 
-// Start runs a Vault until the test ends.
-func Start(t testing.TB) *Server {
+// Start runs a Vault until the test ends, with env added to its environment.
+func Start(t testing.TB, env ...string) *Server {
 	t.Helper()
 	cmd := exec.Command(Binary(t), "-listen", "127.0.0.1:0", "-parent")
-	cmd.Env = []string{"HOME=/nonexistent"}
+	cmd.Env = append([]string{"HOME=/nonexistent"}, env...)
 	in, err := cmd.StdinPipe()
 	if err != nil {
 		t.Fatal(err)
