@@ -8,7 +8,8 @@
 #   5. credentials from the real Vault, with the race detector
 #   6. the command, end to end
 #   7. gRPC's own interoperability tests, through the proxy
-#   8. the table of known faults (docs/faults.md) against what really ran
+#   8. credentials on servers of other people: RabbitMQ, PostgreSQL, nginx, S3…
+#   9. the table of known faults (docs/faults.md) against what really ran
 #
 # Nothing is skipped: a part that cannot run is a failure. All parts run even if
 # one fails; the exit code is 0 only when all of them passed.
@@ -44,6 +45,12 @@ needs() {
   need git git
   need openssl openssl
   need gcc gcc
+  # Servers and programs of other people that judge credentials.
+  need oathtool oathtool
+  need psql postgresql
+  ls /usr/lib/postgresql/*/bin/postgres >/dev/null 2>&1 || missing+=(postgresql)
+  [ -x /usr/sbin/nginx ] || missing+=(nginx-light)
+  [ -x /usr/lib/rabbitmq/bin/rabbitmq-server ] || missing+=(rabbitmq-server)
   [ "$(id -u)" != 0 ] || need useradd passwd # root's tests run again as a fresh ordinary user
   [ -f /etc/ssl/certs/ca-certificates.crt ] || missing+=(ca-certificates)
   # The race detector links C: the compiler alone is not enough.
@@ -61,6 +68,10 @@ needs() {
   fi
   echo "installing ${missing[*]}"
   apt-get -qq -o DPkg::Lock::Timeout=300 update
+  # The servers among them are started by the tests, not by their packages.
+  local policy=/usr/sbin/policy-rc.d
+  if [ -e $policy ]; then policy=; else printf '#!/bin/sh\nexit 101\n' >$policy && chmod 755 $policy; fi
+  trap '${policy:+rm -f "$policy"}' RETURN
   DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=300 install -y --no-install-recommends "${missing[@]}" >/dev/null
 }
 
@@ -114,6 +125,7 @@ else
 fi
 part "end to end" gotest -timeout 30m "${command[@]}"
 part "gRPC interoperability" gotest_in tools/interop -mod=mod -timeout 5m ./...
+part "credentials on servers of other people" gotest_in tools/brokerpeers -mod=mod -timeout 15m ./...
 part "known faults" "$work/evidence" check docs/faults.md "$work/ran"
 
 if [ ${#failed[@]} -gt 0 ]; then
