@@ -48,6 +48,10 @@ type Handle interface {
 
 var errLocked = errors.New("locked by another writer")
 
+// HostFS is the operating system's file system, which a nil Options.FS stands for: what
+// an FS that adds something of its own can be built around.
+var HostFS FS = osFS{}
+
 type osFS struct{}
 
 func (osFS) MkdirAll(name string, perm fs.FileMode) error { return os.MkdirAll(name, perm) }
