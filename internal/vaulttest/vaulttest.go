@@ -30,15 +30,43 @@ type Server struct {
 	Root   string // its root token
 	Unseal string // its only unseal key
 
-	cmd *exec.Cmd
-	in  io.Closer
+	data string // folder of a durable one
+	env  []string
+	cmd  *exec.Cmd
+	in   io.Closer
 }
 
 // Start runs a Vault until the test ends, with env added to its environment.
 func Start(t testing.TB, env ...string) *Server {
 	t.Helper()
-	cmd := exec.Command(Binary(t), "-listen", "127.0.0.1:0", "-parent")
-	cmd.Env = append([]string{"HOME=/nonexistent"}, env...)
+	s := &Server{env: env}
+	s.run(t, "-listen", "127.0.0.1:0")
+	return s
+}
+
+// StartDurable runs a Vault that keeps everything in a folder, so that Restart
+// finds it again.
+func StartDurable(t testing.TB) *Server {
+	t.Helper()
+	s := &Server{data: t.TempDir()}
+	s.run(t, "-listen", "127.0.0.1:0", "-data", s.data)
+	return s
+}
+
+// Restart starts a durable server again that has been killed, at its old address.
+func (s *Server) Restart(t testing.TB) {
+	t.Helper()
+	if s.data == "" || s.cmd != nil {
+		t.Fatal("test Vault: only a durable server that has been killed can be restarted")
+	}
+	s.run(t, "-listen", strings.TrimPrefix(s.Addr, "http://"), "-data", s.data, "-unseal", s.Unseal)
+}
+
+// run starts the process and takes over what it says of itself.
+func (s *Server) run(t testing.TB, args ...string) {
+	t.Helper()
+	cmd := exec.Command(Binary(t), append(args, "-parent")...)
+	cmd.Env = append([]string{"HOME=/nonexistent"}, s.env...)
 	in, err := cmd.StdinPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -52,7 +80,7 @@ func Start(t testing.TB, env ...string) *Server {
 	if err := cmd.Start(); err != nil {
 		t.Fatal("test Vault:", err)
 	}
-	s := &Server{cmd: cmd, in: in}
+	s.cmd, s.in = cmd, in
 	t.Cleanup(s.Kill)
 	line, err := bufio.NewReader(out).ReadString('\n')
 	if err != nil {
@@ -61,19 +89,18 @@ func Start(t testing.TB, env ...string) *Server {
 	}
 	for _, f := range strings.Fields(line) {
 		k, v, _ := strings.Cut(f, "=")
-		switch k {
-		case "addr":
+		switch {
+		case k == "addr":
 			s.Addr = v
-		case "root":
+		case k == "root" && v != "": // a restarted one does not know it
 			s.Root = v
-		case "unseal":
+		case k == "unseal":
 			s.Unseal = v
 		}
 	}
 	if s.Addr == "" || s.Root == "" || s.Unseal == "" {
 		t.Fatalf("test Vault: an odd first line of %d bytes", len(line))
 	}
-	return s
 }
 
 // Binary returns the path of the server, which is built when it is not there.

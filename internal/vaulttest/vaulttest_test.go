@@ -52,3 +52,15 @@ func TestServerDoesWhatTheTestsNeed(t *testing.T) {
 		t.Fatal("the audit file does not show the calls, or shows a value:", err)
 	}
 }
+
+func TestADurableServerIsRestarted(t *testing.T) {
+	s := StartDurable(t)
+	s.Setup(t, "S3CR3T-CANARY-github")
+	_, accessor := s.BrokerToken(t)
+	s.Kill()
+	s.Restart(t)
+	if ok, _ := s.Alive(t, accessor); !ok {
+		t.Fatal("a token is lost")
+	}
+	s.Must(t, http.MethodGet, "secret/data/github", nil)
+}

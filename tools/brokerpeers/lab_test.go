@@ -22,6 +22,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -51,8 +52,8 @@ type lab struct {
 	nginx, s3   string
 }
 
-// startLab starts every server once, side by side.
-func startLab(t *testing.T) *lab {
+// newLab is a home with the command in it, and no server yet.
+func newLab(t *testing.T) *lab {
 	t.Helper()
 	l := &lab{dir: t.TempDir(), ca: newAuthority(t)}
 	for _, d := range []string{"policies", "state"} {
@@ -60,11 +61,17 @@ func startLab(t *testing.T) *lab {
 			t.Fatal(err)
 		}
 	}
-	caFile := filepath.Join(l.dir, "ca.pem")
-	write(t, caFile, string(l.ca.pem))
+	write(t, filepath.Join(l.dir, "ca.pem"), string(l.ca.pem))
 	l.warder = filepath.Join(l.dir, "warder")
 	build(t, "../..", l.warder, "./cmd/warder")
-	l.vault = vaulttest.Start(t, "SSL_CERT_FILE="+caFile)
+	return l
+}
+
+// startLab starts every server once.
+func startLab(t *testing.T) *lab {
+	t.Helper()
+	l := newLab(t)
+	l.vault = vaulttest.Start(t, "SSL_CERT_FILE="+filepath.Join(l.dir, "ca.pem"))
 	l.judge = vaulttest.Start(t)
 	l.pg = startPostgres(t, l.ca)
 	l.mq = startRabbit(t, l.ca)
@@ -84,7 +91,7 @@ func startLab(t *testing.T) *lab {
 	}
 	l.s3 = startS3(t, l.ca, gateway, s3Access, s3Secret)
 	l.front = startFront(t, l)
-	l.configure(t)
+	l.configure(t, l.vault.Addr, "{method: approle, role_id_file: ./role-id, secret_id_file: ./secret-id}", "20s")
 	return l
 }
 
@@ -127,15 +134,7 @@ func (l *lab) run(t *testing.T, credential, script string, flags ...string) resu
 
 func (l *lab) command(t *testing.T, args ...string) (stdout, stderr string, code int) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
-	defer cancel()
-	cmd := exec.CommandContext(ctx, l.warder, args...)
-	cmd.Dir = l.dir
-	cmd.Env = []string{
-		"PATH=" + os.Getenv("PATH"), "HOME=" + l.dir, "WARDER_STATE_DIR=" + filepath.Join(l.dir, "state"),
-		"WARDER_CACHE_DIR=" + filepath.Join(l.dir, "cache"), "WARDER_CONFIG=" + filepath.Join(l.dir, "warder.yaml"),
-		"LAB_STATIC=" + staticPassword,
-	}
+	cmd := l.process(t, args...)
 	var out, errs bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errs
 	err := cmd.Run()
@@ -144,6 +143,21 @@ func (l *lab) command(t *testing.T, args ...string) (stdout, stderr string, code
 		t.Fatal(err)
 	}
 	return out.String(), errs.String(), cmd.ProcessState.ExitCode()
+}
+
+// process is the command, not yet started; it is ended with the test.
+func (l *lab) process(t *testing.T, args ...string) *exec.Cmd {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	t.Cleanup(cancel)
+	cmd := exec.CommandContext(ctx, l.warder, args...)
+	cmd.Dir = l.dir
+	cmd.Env = []string{
+		"PATH=" + os.Getenv("PATH"), "HOME=" + l.dir, "WARDER_STATE_DIR=" + filepath.Join(l.dir, "state"),
+		"WARDER_CACHE_DIR=" + filepath.Join(l.dir, "cache"), "WARDER_CONFIG=" + filepath.Join(l.dir, "warder.yaml"),
+		"LAB_STATIC=" + staticPassword,
+	}
+	return cmd
 }
 
 // status is what a credential's receipt says.
@@ -175,8 +189,9 @@ func (l *lab) completed(t *testing.T, run string) []*audit.Record {
 // to the program that verifies, and keeps what the request carried.
 type front struct {
 	*httptest.Server
-	mu   sync.Mutex
-	sent map[string]string // path → Authorization or signature
+	requests atomic.Int64
+	mu       sync.Mutex
+	sent     map[string]string // path → Authorization or signature
 }
 
 func startFront(t *testing.T, l *lab) *front {
@@ -189,6 +204,15 @@ func startFront(t *testing.T, l *lab) *front {
 		if err == nil {
 			fmt.Fprintf(w, "connected as %s\n", who)
 		}
+		return err
+	}))
+	mux.HandleFunc("/db-held", f.keep(func(_ http.ResponseWriter, r *http.Request, _ []byte) error {
+		user, pass, _ := r.BasicAuth()
+		if _, err := l.pg.sql(user, pass, "select 1"); err != nil {
+			return err
+		}
+		// Now PostgreSQL will not drop the role.
+		_, err := l.pg.sql("admin", l.pg.pass, `create table held(); alter table held owner to "`+user+`"`)
 		return err
 	}))
 	mux.HandleFunc("/otp", f.keep(func(w http.ResponseWriter, r *http.Request, _ []byte) error {
@@ -218,6 +242,7 @@ func startFront(t *testing.T, l *lab) *front {
 // keep notes what a request carried and answers 401 when the judge refuses.
 func (f *front) keep(judge func(w http.ResponseWriter, r *http.Request, body []byte) error) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
+		f.requests.Add(1)
 		body, _ := io.ReadAll(r.Body)
 		carried := r.Header.Get("Authorization") + r.Header.Get("X-Code") + r.Header.Get("X-Signature")
 		f.mu.Lock()

@@ -162,13 +162,14 @@ func credentials() []credential {
 
 // configure writes warder.yaml and a policy that allows each credential where it
 // is bound to when its name is the one that the run offers.
-func (l *lab) configure(t *testing.T) {
+func (l *lab) configure(t *testing.T, vault, auth, timeout string) {
 	t.Helper()
 	write(t, filepath.Join(l.dir, "static"), staticPassword)
 	write(t, filepath.Join(l.dir, "totp-key"), totpKey)
 	write(t, filepath.Join(l.dir, "hmac-key"), hmacKey)
-	addr := map[string]string{
-		mqHost: l.mq.addr, frontHost: l.front.Listener.Addr().String(), mtlsHost: l.nginx, judgeHost: l.nginx, s3Host: l.s3,
+	addr := map[string]string{frontHost: l.front.Listener.Addr().String()}
+	if l.mq != nil {
+		addr[mqHost], addr[mtlsHost], addr[judgeHost], addr[s3Host] = l.mq.addr, l.nginx, l.nginx, l.s3
 	}
 	var hosts, allowed []string
 	for h, a := range addr {
@@ -183,10 +184,11 @@ proxy:
 audit: {dir: ./audit}
 vault:
   address: %s
-  auth: {method: approle, role_id_file: ./role-id, secret_id_file: ./secret-id}
+  timeout: %s
+  auth: %s
   token_role: %s
 credentials:
-`, strings.Join(hosts, ", "), strings.Join(allowed, ", "), l.vault.Addr, vaulttest.TokenRole)
+`, strings.Join(hosts, ", "), strings.Join(allowed, ", "), vault, timeout, auth, vaulttest.TokenRole)
 	for _, c := range credentials() {
 		fmt.Fprintf(&y, "  %s:\n    source: %s\n    inject: %s\n    hosts: [%s]\n", c.name, c.source, c.inject, c.host)
 		if c.standIn != "" {

@@ -1,10 +1,13 @@
-// Vaultserver is a Vault for tests and for nothing else: storage in memory, one
-// unseal key, a root token on standard output, plain HTTP on a loopback address.
+// Vaultserver is a Vault for tests and for nothing else: storage in memory, or in a
+// folder to be restarted from, one unseal key, a root token on standard output,
+// plain HTTP on a loopback address.
 //
 // It prints one line when it serves, then runs until it is killed or, with
 // -parent, until its standard input ends:
 //
 //	addr=http://127.0.0.1:PORT root=TOKEN unseal=KEY
+//
+// A start on a folder that has been used needs -unseal KEY and prints no root token.
 package main
 
 import (
@@ -38,6 +41,8 @@ import (
 	"github.com/hashicorp/vault/plugins/database/postgresql"
 	"github.com/hashicorp/vault/sdk/helper/consts"
 	"github.com/hashicorp/vault/sdk/logical"
+	"github.com/hashicorp/vault/sdk/physical"
+	"github.com/hashicorp/vault/sdk/physical/file"
 	"github.com/hashicorp/vault/sdk/physical/inmem"
 	"github.com/hashicorp/vault/vault"
 )
@@ -45,14 +50,16 @@ import (
 func main() {
 	listen := flag.String("listen", "127.0.0.1:0", "loopback `address` to serve on")
 	parent := flag.Bool("parent", false, "exit when standard input ends")
+	data := flag.String("data", "", "`folder` to keep everything in (default: memory)")
+	unseal := flag.String("unseal", "", "unseal `key` of a folder that has been used")
 	flag.Parse()
-	if err := serve(*listen, *parent); err != nil {
+	if err := serve(*listen, *data, *unseal, *parent); err != nil {
 		fmt.Fprintln(os.Stderr, "vaultserver:", err)
 		os.Exit(1)
 	}
 }
 
-func serve(listen string, parent bool) error {
+func serve(listen, data, unseal string, parent bool) error {
 	l, err := net.Listen("tcp", listen)
 	if err != nil {
 		return err
@@ -60,7 +67,7 @@ func serve(listen string, parent bool) error {
 	if a, ok := l.Addr().(*net.TCPAddr); !ok || !a.IP.IsLoopback() {
 		return errors.Join(fmt.Errorf("%s is not a loopback address", l.Addr()), l.Close())
 	}
-	core, key, root, err := open()
+	core, key, root, err := open(data, unseal)
 	if err != nil {
 		return err
 	}
@@ -80,10 +87,16 @@ func serve(listen string, parent bool) error {
 	return srv.Serve(l)
 }
 
-// open returns an initialised and unsealed core, its unseal key (Base64) and its root token.
-func open() (core *vault.Core, key, root string, err error) {
+// open returns an initialised and unsealed core, its unseal key (Base64) and, when
+// it is new, its root token.
+func open(data, unseal string) (core *vault.Core, key, root string, err error) {
 	log := hclog.New(&hclog.LoggerOptions{Level: hclog.Error, Output: os.Stderr})
-	store, err := inmem.NewInmem(nil, log)
+	var store physical.Backend
+	if data == "" {
+		store, err = inmem.NewInmem(nil, log)
+	} else {
+		store, err = file.NewFileBackend(map[string]string{"path": data}, log)
+	}
 	if err != nil {
 		return nil, "", "", err
 	}
@@ -97,6 +110,13 @@ func open() (core *vault.Core, key, root string, err error) {
 	})
 	if err != nil {
 		return nil, "", "", err
+	}
+	if unseal != "" {
+		raw, err := base64.StdEncoding.DecodeString(unseal)
+		if err == nil {
+			_, err = core.Unseal(raw)
+		}
+		return core, unseal, "", err
 	}
 	one := &vault.SealConfig{SecretShares: 1, SecretThreshold: 1}
 	res, err := core.Initialize(context.Background(), &vault.InitParams{BarrierConfig: one, RecoveryConfig: one})
