@@ -18,8 +18,13 @@ import (
 	"warder/internal/identity"
 )
 
-// maxStreams is how many streams one HTTP/2 connection may have open.
-const maxStreams = 128
+// maxStreams is how many streams one HTTP/2 connection may have open, maxFrame how
+// many bytes one frame may carry: the protocol's own limit where nothing is said of
+// it (RFC 9113 §4.2).
+const (
+	maxStreams = 128
+	maxFrame   = 16 << 10
+)
 
 // newH2Base holds what HTTP/2 connections take from a net/http server. The head
 // is bounded here only against waste: the limit that counts is judged, answered
@@ -40,6 +45,7 @@ func (p *Proxy) serveH2(c *clientConn) {
 	hc := &h2Conn{Conn: c.Conn, refusals: make(map[string]bool)}
 	s := &http2.Server{
 		MaxConcurrentStreams:         maxStreams,
+		MaxReadFrameSize:             maxFrame,
 		MaxUploadBufferPerConnection: 4 << 20,
 		MaxUploadBufferPerStream:     1 << 20,
 		IdleTimeout:                  p.limits.IdleTimeout,

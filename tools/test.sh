@@ -7,7 +7,8 @@
 #   4. the sandbox on real gVisor, while the test Vault is built beside it
 #   5. credentials from the real Vault, with the race detector
 #   6. the command, end to end
-#   7. gRPC's own interoperability tests, through the proxy
+#   7. peers of other people through the proxy: gRPC's own tests, h2spec, nghttp2,
+#      curl, WebSocket libraries, git behind nginx, npm, go
 #   8. credentials on servers of other people: RabbitMQ, PostgreSQL, nginx, S3…
 #   9. the table of known faults (docs/faults.md) against what really ran
 #
@@ -39,7 +40,7 @@ part() { # part NAME COMMAND…: runs it, and remembers a failure
 # What the tests run, and the Debian package that has it.
 needs() {
   local missing=()
-  need() { command -v "$1" >/dev/null || missing+=("$2"); }
+  need() { PATH=$PATH:/usr/sbin command -v "$1" >/dev/null || missing+=("$2"); }
   need curl curl
   need python3 python3-minimal
   need git git
@@ -51,6 +52,10 @@ needs() {
   ls /usr/lib/postgresql/*/bin/postgres >/dev/null 2>&1 || missing+=(postgresql)
   [ -x /usr/sbin/nginx ] || missing+=(nginx-light)
   [ -x /usr/lib/rabbitmq/bin/rabbitmq-server ] || missing+=(rabbitmq-server)
+  need h2load nghttp2-client
+  need fcgiwrap fcgiwrap
+  need npm npm
+  /usr/bin/python3 -c 'import websockets' 2>/dev/null || python3 -c 'import websockets' 2>/dev/null || missing+=(python3-websockets)
   [ "$(id -u)" != 0 ] || need useradd passwd # root's tests run again as a fresh ordinary user
   [ -f /etc/ssl/certs/ca-certificates.crt ] || missing+=(ca-certificates)
   # The race detector links C: the compiler alone is not enough.
@@ -124,7 +129,7 @@ else
   failed+=("test Vault")
 fi
 part "end to end" gotest -timeout 30m "${command[@]}"
-part "gRPC interoperability" gotest_in tools/interop -mod=mod -timeout 5m ./...
+part "peers of other people" gotest_in tools/interop -mod=mod -timeout 10m ./...
 part "credentials on servers of other people" gotest_in tools/brokerpeers -mod=mod -timeout 15m ./...
 part "known faults" "$work/evidence" check docs/faults.md "$work/ran"
 
