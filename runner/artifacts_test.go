@@ -63,7 +63,7 @@ func TestArtifactsByFileFolderAndGlob(t *testing.T) {
 	}
 }
 
-func TestArtifactsNeverFollowLinks(t *testing.T) { // F109
+func TestArtifactsNeverFollowLinks_F109(t *testing.T) {
 	ws, out, wsf, outf := folders(t)
 	secret := filepath.Join(t.TempDir(), "secret")
 	write(t, secret, "S3CR3T-CANARY", 0o600)

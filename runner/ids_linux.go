@@ -12,13 +12,16 @@ import (
 // identitySet says which host ids the processes of a run have. As an ordinary
 // user there is one: the caller's, as id 0 inside. As root there are two out of
 // sandbox.uid_range, distinct for every concurrent run: one for helper, sentry
-// and gofer (0 inside), one for the task (taskUID inside).
+// and gofer (0 inside), one for the task (taskUID inside, or the id asked for).
 type identitySet struct {
-	inside uint32 // the task's id inside
+	inside uint32 // the task's id inside, of user and group
 	slots  int    // id pairs in the range, 0 when not root
 	base   uint32
 	slot   int
 }
+
+// maxUID is the largest id that a task can have: what fits into an int of every tool.
+const maxUID = 1<<31 - 1
 
 func chooseIDs(user string, idRange [2]uint32) (identitySet, error) {
 	var s identitySet
@@ -43,10 +46,10 @@ func chooseIDs(user string, idRange [2]uint32) (identitySet, error) {
 	switch {
 	case id == 0:
 		s.inside = 0
-	case id == taskUID && s.slots > 0:
-		s.inside = taskUID
+	case id > maxUID:
+		return s, fmt.Errorf("user %d: an id is at most %d", id, maxUID)
 	case s.slots > 0:
-		return s, fmt.Errorf("user %d is not mapped into the sandbox; hint: use --user 0 or --user %d", id, taskUID)
+		s.inside = uint32(id)
 	default:
 		return s, fmt.Errorf("user %d is not mapped into the sandbox: an ordinary user has one id there, 0; hint: leave --user out, or run as root", id)
 	}
@@ -73,10 +76,13 @@ func (s identitySet) sysProcAttr() *syscall.SysProcAttr {
 		a.GidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getgid(), Size: 1}}
 		return a
 	}
-	ids := s.hostIDs(s.slot)
+	ids, second := s.hostIDs(s.slot), s.inside
+	if second == 0 {
+		second = taskUID
+	}
 	m := []syscall.SysProcIDMap{
 		{ContainerID: 0, HostID: int(ids[0]), Size: 1},
-		{ContainerID: taskUID, HostID: int(ids[1]), Size: 1},
+		{ContainerID: int(second), HostID: int(ids[1]), Size: 1},
 	}
 	a.UidMappings, a.GidMappings = m, m
 	a.GidMappingsEnableSetgroups = true

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path"
 	"slices"
@@ -30,22 +31,22 @@ var rootOwned = []string{"/etc", "/home", "/opt", "/root", "/run", "/srv", "/var
 // otherBundles are CA bundles of distributions besides those of the trust table.
 var otherBundles = []string{"/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem", "/usr/share/ssl/certs/ca-bundle.crt", "/etc/ca-certificates/extracted/tls-ca-bundle.pem"}
 
+const (
+	aptConfig    = "/etc/apt/apt.conf.d/99warder"
+	maxJavaHomes = 64 // looked at in each place
+)
+
 // maxPasswd bounds what is read of an image's account files, in bytes.
 const maxPasswd = 1 << 20
 
 // imageRoot plans a root file system out of an image: its tree, read-only, with
 // what is ours laid over it inside the sandbox. Only gVisor resolves names in
 // the image; here they are looked at without following a link.
-func imageRoot(img *image.Image, caPEM []byte, uid uint32, cwd string) (rootPlan, error) {
-	root, err := os.OpenRoot(img.Root)
-	if err != nil {
-		return rootPlan{}, fmt.Errorf("image %s: %w", img.Ref, err)
-	}
-	defer root.Close()
+func imageRoot(img *image.Image, t trust, uid uint32, cwd string) (rootPlan, error) {
 	if !path.IsAbs(cwd) {
 		cwd = path.Join("/workspace", cwd)
 	}
-	p := rootPlan{Image: img.Root}
+	p := rootPlan{Image: img.Root, Erofs: img.Erofs}
 	for _, d := range ownTops {
 		mode := os.FileMode(0o755)
 		if d == "tmp" {
@@ -53,6 +54,16 @@ func imageRoot(img *image.Image, caPEM []byte, uid uint32, cwd string) (rootPlan
 		}
 		p.Dirs = append(p.Dirs, planDir{"/" + d, mode})
 	}
+	if img.Erofs {
+		var err error
+		p.Upper, err = overErofs(t, uid, cwd)
+		return p, err
+	}
+	root, err := os.OpenRoot(img.Root)
+	if err != nil {
+		return rootPlan{}, fmt.Errorf("image %s: %w", img.Ref, err)
+	}
+	defer root.Close()
 	up := newUpper(root)
 	for _, d := range rootOwned {
 		if kindOf(root, d) == isDir {
@@ -61,13 +72,12 @@ func imageRoot(img *image.Image, caPEM []byte, uid uint32, cwd string) (rootPlan
 	}
 	up.dir("/root", 0o700, 0)
 	up.dir("/var/tmp", 0o1777, 0)
-	up.file("/etc/passwd", withAccount(readSmall(root, "/etc/passwd"), uid, passwdFile))
-	up.file("/etc/group", withAccount(readSmall(root, "/etc/group"), uid, groupFile))
-	up.file("/etc/hosts", []byte(hostsFile))
-	up.file("/etc/hostname", []byte(hostnameFile))
-	up.file("/etc/resolv.conf", []byte(resolvFile))
-	up.file(caOnlyPath, caPEM)
-	up.trust(caPEM, javaHome(img.Config.Env))
+	passwd, group := accounts(uid)
+	up.file("/etc/passwd", withAccount(readSmall(root, "/etc/passwd"), uid, passwd))
+	up.file("/etc/group", withAccount(readSmall(root, "/etc/group"), uid, group))
+	up.names()
+	up.trust(t, javaHome(img.Config.Env))
+	up.apt()
 	if top, _, _ := strings.Cut(strings.TrimPrefix(cwd, "/"), "/"); !slices.Contains(ownTops, top) && kindOf(root, cwd) == isMissing {
 		up.dir(cwd, 0o755, uid)
 	}
@@ -75,22 +85,91 @@ func imageRoot(img *image.Image, caPEM []byte, uid uint32, cwd string) (rootPlan
 	return p, err
 }
 
+// overErofs is what is laid over an EROFS image, which only gVisor reads: without
+// a look at it, mount points and files of ours hide whatever is at their places.
+// Owners are the image's, and so are its accounts.
+func overErofs(t trust, uid uint32, cwd string) ([]byte, error) {
+	up := newUpper(nil)
+	for _, d := range ownTops {
+		up.dir("/"+d, 0o755, 0)
+	}
+	up.dir("/var/tmp", 0o1777, 0)
+	up.names()
+	up.file(caOnlyPath, t.ca)
+	for _, p := range slices.Concat([]string{caBundlePath}, otherBundles, slices.Sorted(maps.Keys(caBundleLinks))) {
+		if strings.HasPrefix(p, "/etc/") && path.Base(p) != "cacerts" {
+			up.file(p, t.bundle)
+		}
+	}
+	if jks, err := javaTrustStore(t.bundle, time.Now()); err == nil {
+		up.file(caJavaPath, jks)
+		up.file("/etc/pki/java/cacerts", jks)
+	}
+	if top, _, _ := strings.Cut(strings.TrimPrefix(cwd, "/"), "/"); !slices.Contains(ownTops, top) && uid != 0 {
+		return nil, fmt.Errorf("working directory %s: that of an EROFS image's task is below /workspace or /out; hint: --workdir", cwd)
+	}
+	return up.bytes()
+}
+
+// names lays the files over that say what is called how.
+func (u *upper) names() {
+	u.file("/etc/hosts", []byte(hostsFile))
+	u.file("/etc/hostname", []byte(hostnameFile))
+	u.file("/etc/resolv.conf", []byte(resolvFile))
+}
+
 // trust lays the run's CA over every store of authorities that the image has,
 // and makes the two that the variables of the task name.
-func (u *upper) trust(caPEM []byte, javaHome string) {
-	u.file(caBundlePath, caPEM)
-	stores := map[string][]byte{caBundlePath: caPEM}
-	if jks, err := javaTrustStore(caPEM, time.Now()); err == nil {
+func (u *upper) trust(t trust, javaHome string) {
+	u.file(caOnlyPath, t.ca)
+	u.file(caBundlePath, t.bundle)
+	stores := map[string][]byte{caBundlePath: t.bundle}
+	if jks, err := javaTrustStore(t.bundle, time.Now()); err == nil {
 		u.file(caJavaPath, jks)
 		stores[caJavaPath] = jks
-		u.replace(path.Join(javaHome, "lib/security/cacerts"), jks)
-		u.replace(path.Join(javaHome, "jre/lib/security/cacerts"), jks)
+		for _, home := range append(u.javaHomes(), javaHome) {
+			u.replace(path.Join(home, "lib/security/cacerts"), jks)
+			u.replace(path.Join(home, "jre/lib/security/cacerts"), jks)
+		}
 	}
 	for _, p := range otherBundles {
-		u.replace(p, caPEM)
+		u.replace(p, t.bundle)
 	}
 	for p, target := range caBundleLinks {
 		u.replace(p, stores[path.Join(path.Dir(p), target)])
+	}
+}
+
+// javaHomes are the installations of Java in the places of distributions and of
+// the images of vendors, as far as no link leads there; at most maxJavaHomes.
+func (u *upper) javaHomes() []string {
+	var homes []string
+	for _, parent := range []string{"/usr/lib/jvm", "/opt", "/opt/java"} {
+		if kindOf(u.root, parent) != isDir {
+			continue
+		}
+		d, err := u.root.Open(strings.TrimPrefix(parent, "/"))
+		if err != nil {
+			continue
+		}
+		names, err := d.Readdirnames(maxJavaHomes)
+		d.Close()
+		if err != nil {
+			continue
+		}
+		slices.Sort(names)
+		for _, n := range names {
+			homes = append(homes, path.Join(parent, n))
+		}
+	}
+	return homes
+}
+
+// apt keeps its downloads under the user that started it: no other id is there
+// for it to change to, and it has nothing to drop (apt.conf(5), APT::Sandbox::User).
+func (u *upper) apt() {
+	if kindOf(u.root, path.Dir(aptConfig)) == isDir {
+		u.file(aptConfig, []byte("APT::Sandbox::User \"root\";\n"))
 	}
 }
 

@@ -33,15 +33,22 @@ func upperOf(t *testing.T, cwd string, env []string, files map[string]string) (r
 		}
 		write(t, p, data, 0o644)
 	}
-	plan, err := imageRoot(&image.Image{Ref: "test", Root: dir, Config: image.Config{Env: env}}, []byte(testCA), taskUID, cwd)
+	plan, err := imageRoot(&image.Image{Ref: "test", Root: dir, Config: image.Config{Env: env}}, newTrust([]byte(testCA), nil), taskUID, cwd)
 	if err != nil {
 		t.Fatal(err)
 	}
-	headers, content := map[string]*tar.Header{}, map[string]string{}
-	for r := tar.NewReader(bytes.NewReader(plan.Upper)); ; {
+	headers, content := readUpper(t, plan.Upper)
+	return plan, headers, content
+}
+
+// readUpper reads what is laid over an image, by absolute names.
+func readUpper(t *testing.T, archive []byte) (headers map[string]*tar.Header, content map[string]string) {
+	t.Helper()
+	headers, content = map[string]*tar.Header{}, map[string]string{}
+	for r := tar.NewReader(bytes.NewReader(archive)); ; {
 		h, err := r.Next()
 		if errors.Is(err, io.EOF) {
-			return plan, headers, content
+			return headers, content
 		}
 		if err != nil {
 			t.Fatal(err)

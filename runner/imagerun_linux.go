@@ -100,7 +100,7 @@ func (u *run) imageUser(name string) string {
 			return ""
 		}
 	}
-	if id == 0 || id == taskUID && os.Geteuid() == 0 {
+	if id == 0 || id <= maxUID && os.Geteuid() == 0 {
 		return strconv.FormatUint(id, 10)
 	}
 	return ""
@@ -127,8 +127,9 @@ func (u *run) imageRef() string {
 }
 
 // detachedTree is the image as a mount that belongs to nowhere yet, read-only.
-// As root the helper has no right on the cache, and gets this instead. Nil as an
-// ordinary user: the helper has the caller's rights.
+// As root the helper has no right on the cache, and gets this instead; see
+// mapTree for whose its files are. Nil as an ordinary user: the helper has the
+// caller's rights.
 func (u *run) detachedTree() (*os.File, error) {
 	if u.image == nil || os.Geteuid() != 0 {
 		return nil, nil
@@ -145,6 +146,24 @@ func (u *run) detachedTree() (*os.File, error) {
 	return f, nil
 }
 
+// mapTree makes what the tree has of root and of the task's id theirs inside as
+// well (an id-mapped mount by the helper's user namespace, mount_setattr(2)).
+// Files of other ids belong to nobody inside. Where the file system of the tree
+// cannot do that, all of them do: root of the sandbox then owns only what is laid
+// over the image.
+func mapTree(tree *os.File, helper int) error {
+	ns, err := os.Open(fmt.Sprintf("/proc/%d/ns/user", helper))
+	if err != nil {
+		return err
+	}
+	defer ns.Close()
+	err = unix.MountSetattr(int(tree.Fd()), "", unix.AT_EMPTY_PATH, &unix.MountAttr{Attr_set: unix.MOUNT_ATTR_IDMAP, Userns_fd: uint64(ns.Fd())})
+	if err != nil && !errors.Is(err, unix.EINVAL) {
+		return fmt.Errorf("mount_setattr: %w", err)
+	}
+	return nil
+}
+
 func imageAttr() *unix.MountAttr {
 	return &unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY | unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV}
 }
@@ -158,7 +177,11 @@ func imageSource(p rootPlan) (*os.File, error) {
 	case p.Detached:
 		return os.NewFile(fdImage, "image"), nil
 	}
-	fd, err := unix.Open(p.Image, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	flags := unix.O_PATH | unix.O_CLOEXEC
+	if !p.Erofs {
+		flags |= unix.O_DIRECTORY
+	}
+	fd, err := unix.Open(p.Image, flags, 0)
 	if err != nil {
 		return nil, err
 	}
@@ -172,8 +195,8 @@ func mountImage(src *os.File, p rootPlan, base, root string) error {
 		return nil
 	}
 	defer src.Close()
-	at := filepath.Join(base, "image")
-	if err := os.Mkdir(at, 0o755); err != nil {
+	at := filepath.Join(base, imageName)
+	if err := makeMountPoint(at, p.Erofs); err != nil {
 		return err
 	}
 	if p.Detached {
@@ -189,16 +212,29 @@ func mountImage(src *os.File, p rootPlan, base, root string) error {
 	if err := unix.MountSetattr(unix.AT_FDCWD, at, 0, imageAttr()); err != nil {
 		return fmt.Errorf("mount_setattr: %w", err)
 	}
-	entries, err := os.ReadDir(at)
-	if err != nil {
+	if !p.Erofs {
+		entries, err := os.ReadDir(at)
+		if err != nil {
+			return err
+		}
+		for _, e := range entries {
+			if err := bindTop(at, root, e); err != nil {
+				return fmt.Errorf("%s: %w", e.Name(), err)
+			}
+		}
+	} else if f, err := os.Open(at); err != nil { // gVisor would say it less plainly
+		return fmt.Errorf("%w; hint: the image has to be readable by root of the sandbox: by everybody, or by the caller", err)
+	} else if err := f.Close(); err != nil {
 		return err
 	}
-	for _, e := range entries {
-		if err := bindTop(at, root, e); err != nil {
-			return fmt.Errorf("%s: %w", e.Name(), err)
-		}
-	}
 	return os.WriteFile(filepath.Join(base, upperName), p.Upper, 0o644) // the sentry reads it
+}
+
+func makeMountPoint(at string, file bool) error {
+	if file {
+		return os.WriteFile(at, nil, 0o644)
+	}
+	return os.Mkdir(at, 0o755)
 }
 
 func bindTop(at, root string, e os.DirEntry) error {

@@ -53,7 +53,7 @@ func write(t *testing.T, p, data string, mode os.FileMode) {
 	}
 }
 
-func TestInputsArriveIntact(t *testing.T) { // F115
+func TestInputsArriveIntact_F115(t *testing.T) {
 	src := t.TempDir()
 	long := strings.Repeat("n", 180)
 	write(t, filepath.Join(src, "run.sh"), "#!/bin/sh\n", 0o755)
@@ -115,7 +115,7 @@ func TestInputDestinations(t *testing.T) {
 	}
 }
 
-func TestUnsafeInputIsRefusedWhole(t *testing.T) { // F112, F114
+func TestUnsafeInputIsRefusedWhole_F112_F114(t *testing.T) {
 	for name, spoil := range map[string]func(dir string) error{
 		"absolute link": func(d string) error { return os.Symlink("/etc/passwd", filepath.Join(d, "x")) },
 		"leaving link":  func(d string) error { return os.Symlink("../../x", filepath.Join(d, "x")) },

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-func TestJavaTrustStoreHoldsTheCertificates(t *testing.T) { // F094
+func TestJavaTrustStoreHoldsTheCertificates_F094(t *testing.T) {
 	der := bytes.Repeat([]byte{7}, 700)
 	in := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
 	got, err := javaTrustStore(in, time.UnixMilli(1))

@@ -16,7 +16,8 @@ type rootPlan struct {
 	Links []planLink `json:"links"`
 	Binds []planBind `json:"binds"` // read-only
 
-	Image    string `json:"image,omitempty"`    // folder of an image, "" for the curated root
+	Image    string `json:"image,omitempty"`    // folder (or file) of an image, "" for the curated root
+	Erofs    bool   `json:"erofs,omitempty"`    // it is a file with an EROFS file system
 	Detached bool   `json:"detached,omitempty"` // it comes as a mount, at fdImage
 	Upper    []byte `json:"upper,omitempty"`    // tar archive laid over the image
 }
@@ -41,14 +42,34 @@ type planBind struct {
 	Target string `json:"target"`
 }
 
+// Ids inside: of the user "task", where a second id can be mapped and no other is
+// asked for, and of what belongs to nobody who is mapped.
+const (
+	taskUID   = 1000
+	nobodyUID = 65534
+)
+
 // Generated files of /etc.
 const (
-	passwdFile   = "root:x:0:0:root:/root:/bin/sh\ntask:x:1000:1000:task:/workspace:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n"
-	groupFile    = "root:x:0:\ntask:x:1000:\nnogroup:x:65534:\n"
 	hostsFile    = "127.0.0.1 localhost sandbox\n"
 	hostnameFile = "sandbox\n"
 	resolvFile   = "nameserver " + resolverAddr + "\noptions timeout:2 attempts:2\n"
 )
+
+// accounts returns /etc/passwd and /etc/group (passwd(5), group(5)): root, the
+// task under its id, and nobody.
+func accounts(uid uint32) (passwd, group string) {
+	passwd, group = "root:x:0:0:root:/root:/bin/sh\n", "root:x:0:\n"
+	if uid == 0 {
+		uid = taskUID
+	}
+	passwd += fmt.Sprintf("task:x:%d:%d:task:/workspace:/bin/sh\n", uid, uid)
+	group += fmt.Sprintf("task:x:%d:\n", uid)
+	if uid == nobodyUID {
+		return passwd, group
+	}
+	return passwd + "nobody:x:65534:65534:nobody:/:/bin/false\n", group + "nogroup:x:65534:\n"
+}
 
 // hostConfig are folders below /etc that hold no secret and that programs in
 // /usr need to start: each is bound read-only when the host has it.
@@ -59,7 +80,7 @@ var hostConfigFiles = []string{"/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/mime
 
 // curatedRoot plans the default root: the host's /usr and a generated /etc,
 // nothing else of the host. Reading the host is all it does.
-func curatedRoot(caPEM []byte) (rootPlan, error) {
+func curatedRoot(t trust, uid uint32) (rootPlan, error) {
 	var p rootPlan
 	for _, d := range []string{"/etc", "/etc/ssl", "/etc/ssl/certs", "/etc/ssl/warder", "/etc/ssl/private", "/etc/pki/tls/certs", "/dev", "/proc", "/sys", "/run", "/var", "/var/lib", "/var/cache", "/var/log", "/home", "/mnt", "/opt", "/srv", "/workspace", "/out", "/usr"} {
 		p.Dirs = append(p.Dirs, planDir{d, 0o755})
@@ -88,7 +109,7 @@ func curatedRoot(caPEM []byte) (rootPlan, error) {
 			p.Files = append(p.Files, planFile{f, data})
 		}
 	}
-	p.addGenerated(caPEM)
+	p.addGenerated(t, uid)
 	return p, nil
 }
 
@@ -119,16 +140,17 @@ func (p *rootPlan) addTop(name string) error {
 	return nil
 }
 
-func (p *rootPlan) addGenerated(caPEM []byte) {
+func (p *rootPlan) addGenerated(t trust, uid uint32) {
 	text := func(path, data string) { p.Files = append(p.Files, planFile{path, []byte(data)}) }
-	text("/etc/passwd", passwdFile)
-	text("/etc/group", groupFile)
+	passwd, group := accounts(uid)
+	text("/etc/passwd", passwd)
+	text("/etc/group", group)
 	text("/etc/nsswitch.conf", "passwd: files\ngroup: files\nshadow: files\nhosts: files dns\nnetworks: files\nprotocols: files\nservices: files\n")
 	text("/etc/hosts", hostsFile)
 	text("/etc/hostname", hostnameFile)
 	text("/etc/resolv.conf", resolvFile)
-	p.Files = append(p.Files, planFile{caBundlePath, caPEM}, planFile{caOnlyPath, caPEM})
-	if jks, err := javaTrustStore(caPEM, time.Now()); err == nil { // no certificate: nothing to trust
+	p.Files = append(p.Files, planFile{caBundlePath, t.bundle}, planFile{caOnlyPath, t.ca})
+	if jks, err := javaTrustStore(t.bundle, time.Now()); err == nil { // no certificate: nothing to trust
 		p.Files = append(p.Files, planFile{caJavaPath, jks})
 	}
 	for path, target := range caBundleLinks {

@@ -42,6 +42,10 @@ type Runner struct {
 	// when the sandbox exists and before the task starts, so that policy and log
 	// can be opened meanwhile; an error refuses the run.
 	Ready func(context.Context) (*audit.Log, error)
+
+	// Outside tells what the sandbox's trust depends on; nil: nothing. It is asked
+	// before the sandbox is made, after Open.
+	Outside func(context.Context) Outside
 }
 
 // Time allowed for what should take milliseconds.
@@ -65,7 +69,8 @@ type run struct {
 	pr      *proxy.Run
 	net     *network
 	image   *image.Image // nil: the curated root
-	audit   *audit.Log   // nil until openLog
+	outside Outside
+	audit   *audit.Log // nil until openLog
 	cmd     *exec.Cmd
 	ctl     *control
 	feed    *os.File // write end of the helper's configuration pipe
@@ -318,6 +323,11 @@ func (u *run) spawn() error {
 		closeFiles(pipes.stdoutR) // the terminal takes its place
 	}
 	go u.errs.pump(pipes.stderrR)
+	if tree != nil { // the helper waits for its configuration before it looks at it
+		if err := mapTree(tree, cmd.Process.Pid); err != nil {
+			return fmt.Errorf("image %s: %w", u.image.Ref, err)
+		}
+	}
 	return nil
 }
 
@@ -333,6 +343,9 @@ func helperStartError(err error) error {
 
 // configure tells the helper what to do and streams the inputs.
 func (u *run) configure(ctx context.Context) error {
+	if u.Outside != nil {
+		u.outside = u.Outside(ctx)
+	}
 	root, err := u.rootPlan()
 	if err != nil {
 		return refusef("%w", err)
@@ -366,15 +379,6 @@ func (u *run) configure(ctx context.Context) error {
 	return nil
 }
 
-func (u *run) rootPlan() (rootPlan, error) {
-	if u.image == nil {
-		return curatedRoot(u.pr.CACertPEM())
-	}
-	p, err := imageRoot(u.image, u.pr.CACertPEM(), u.ident.inside, u.t.Workdir)
-	p.Detached = u.ident.slots > 0
-	return p, err
-}
-
 func (u *run) sendInputs(ctx context.Context) ([]audit.File, error) {
 	defer u.inputs.Close()
 	if len(u.plan) == 0 {
@@ -406,25 +410,6 @@ func (u *run) trace(name string) {
 		p.HelperPID = u.cmd.Process.Pid
 	}
 	u.t.Trace(p)
-}
-
-// environment is the whole environment of the task: nothing of ours leaks in.
-func (u *run) environment() []string {
-	home := "/root"
-	if u.ident.inside != 0 {
-		home = "/workspace"
-	}
-	env := []string{"PATH=" + defaultPath, "HOME=" + home, "LANG=C.UTF-8", "TERM=" + u.termName()}
-	if u.image != nil {
-		env = append(env, u.image.Config.Env...)
-	}
-	env = append(append(env, "WARDER_RUN_ID="+u.t.Run.ID), trustEnv()...)
-	if u.sess != nil { // nil when the run failed before
-		for k, v := range u.sess.StandIns() {
-			env = append(env, k+"="+v)
-		}
-	}
-	return mergeEnv(append(env, u.t.Env...))
 }
 
 // pipes between us and the helper; the R/W suffix is the direction of that end.

@@ -5,17 +5,18 @@ import (
 	"path"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"gvisor.dev/gvisor/runsc/boot"
 	"gvisor.dev/gvisor/runsc/specutils"
 )
 
 // upperName is the archive that is laid over an image, below the helper's folder.
 const upperName = "upper.tar"
 
+// imageName is where an image is mounted, below the helper's folder.
+const imageName = "image"
+
 // defaultPath is what a task finds programs by.
 const defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-
-// taskUID is the id of the user "task" inside, where a second id can be mapped.
-const taskUID = 1000
 
 // helperConfig is all that a helper is told. It holds no credential.
 type helperConfig struct {
@@ -68,6 +69,13 @@ func buildSpec(h helperConfig, base string) *specs.Spec {
 	}
 	if h.Root.Image != "" {
 		s.Annotations = map[string]string{specutils.AnnotationRootfsUpperTar: path.Join(base, upperName)}
+	}
+	if h.Root.Erofs { // gVisor's rootfs annotations (runsc/boot/mount_hints.go)
+		for name, value := range map[string]string{
+			"source": path.Join(base, imageName), "type": "erofs", "overlay": "memory", "options": fmt.Sprintf("size=%d", h.Overlay),
+		} {
+			s.Annotations[boot.RootfsPrefix+name] = value
+		}
 	}
 	for _, d := range []string{"workspace", "out"} {
 		s.Mounts = append(s.Mounts, specs.Mount{Destination: "/" + d, Type: "bind", Source: path.Join(base, "ws", d), Options: []string{"rw", "rbind", "nosuid", "nodev"}})

@@ -1,6 +1,36 @@
 package runner
 
-import "sort"
+import (
+	"bytes"
+	"fmt"
+	"sort"
+)
+
+// Outside is what policy and configuration say about the hosts outside, as far as
+// the sandbox's files and variables depend on it. It grants nothing.
+type Outside struct {
+	// Roots are the authorities (PEM) of hosts that policy passes through without
+	// interception, so that their certificates are the servers' own; nil when it
+	// passes nothing through.
+	Roots []byte
+	// GitHosts are names that git asks over HTTPS also where a remote says SSH:
+	// only HTTPS leads out.
+	GitHosts []string
+}
+
+// trust is what clients inside learn to believe.
+type trust struct {
+	ca     []byte // the run's CA, PEM
+	bundle []byte // ca, and what Outside.Roots adds
+}
+
+func newTrust(ca, roots []byte) trust {
+	t := trust{ca: ca, bundle: ca}
+	if len(roots) > 0 {
+		t.bundle = bytes.Join([][]byte{bytes.TrimRight(ca, "\n"), roots}, []byte("\n"))
+	}
+	return t
+}
 
 // Where the CA bundle stands inside the sandbox. The first path is the real
 // file, the others are where distributions' clients look without being told.
@@ -43,6 +73,23 @@ var trustTable = []trustVar{
 	{"HTTPLIB2_CA_CERTS", caBundlePath, "httplib2"},
 	{"NIX_SSL_CERT_FILE", caBundlePath, "Nix"},
 	{"UV_SYSTEM_CERTS", "true", "uv"},
+}
+
+// gitOverHTTPS rewrites the remotes of these hosts to HTTPS, by git's variables
+// for settings (git(1), GIT_CONFIG_COUNT).
+func gitOverHTTPS(hosts []string) []string {
+	if len(hosts) == 0 {
+		return nil
+	}
+	var out []string
+	n := 0
+	for _, h := range hosts {
+		for _, from := range []string{"git@" + h + ":", "ssh://git@" + h + "/"} {
+			out = append(out, fmt.Sprintf("GIT_CONFIG_KEY_%d=url.https://%s/.insteadOf", n, h), fmt.Sprintf("GIT_CONFIG_VALUE_%d=%s", n, from))
+			n++
+		}
+	}
+	return append(out, fmt.Sprintf("GIT_CONFIG_COUNT=%d", n))
 }
 
 // trustEnv returns the trust variables as NAME=value, sorted by name.

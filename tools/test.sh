@@ -6,7 +6,7 @@
 #   3. unit tests, with the race detector (packages without gVisor and Vault)
 #   4. the sandbox on real gVisor, while the test Vault is built beside it
 #   5. credentials from the real Vault, with the race detector
-#   6. the command, end to end
+#   6. the command, end to end; Debian roots for it are built beside 4, once
 #   7. peers of other people through the proxy: gRPC's own tests, h2spec, nghttp2,
 #      curl, WebSocket libraries, git behind nginx, npm, go
 #   8. credentials on servers of other people: RabbitMQ, PostgreSQL, nginx, S3…
@@ -56,6 +56,10 @@ needs() {
   need fcgiwrap fcgiwrap
   need npm npm
   /usr/bin/python3 -c 'import websockets' 2>/dev/null || python3 -c 'import websockets' 2>/dev/null || missing+=(python3-websockets)
+  need mmdebstrap mmdebstrap
+  need dpkg-deb dpkg
+  need mkfs.erofs erofs-utils
+  [ "$(id -u)" = 0 ] || need newuidmap uidmap # mmdebstrap as an ordinary user
   [ "$(id -u)" != 0 ] || need useradd passwd # root's tests run again as a fresh ordinary user
   [ -f /etc/ssl/certs/ca-certificates.crt ] || missing+=(ca-certificates)
   # The race detector links C: the compiler alone is not enough.
@@ -114,9 +118,11 @@ gotest_in() { # gotest_in MODULE ARGS…: the same for a module of its own
 
 part "unit tests" racetest -timeout 10m "${unit[@]}"
 
-say "test Vault: building beside the sandbox tests"
+say "test Vault and Debian roots: building beside the sandbox tests"
 nice tools/vaultserver/ensure.sh >"$work/path" 2>"$work/log" &
 builder=$!
+{ nice tools/debianroot/ensure.sh minbase && nice tools/debianroot/ensure.sh clients; } >"$work/debian" 2>&1 &
+debian_builder=$!
 part "sandbox on gVisor" gotest -timeout 20m "${sandbox[@]}"
 
 if wait "$builder"; then
@@ -127,6 +133,11 @@ else
   cat "$work/log" >&2
   say "test Vault: FAILED to build"
   failed+=("test Vault")
+fi
+if ! wait "$debian_builder"; then
+  cat "$work/debian" >&2
+  say "Debian roots: FAILED to build"
+  failed+=("Debian roots")
 fi
 part "end to end" gotest -timeout 30m "${command[@]}"
 part "peers of other people" gotest_in tools/interop -mod=mod -timeout 10m ./...

@@ -72,7 +72,7 @@ executable, 127 not found, 128+n ended by signal n, 137 out of memory.`,
 	fl.StringArrayVarP(&f.env, "env", "e", nil, "set `NAME=VALUE` inside")
 	fl.StringVarP(&f.workdir, "workdir", "w", "", "working `directory` inside (default /workspace)")
 	fl.StringVarP(&f.user, "user", "u", "", "`user` inside: root, task or a number")
-	fl.StringVar(&f.image, "image", "", "root file system: a registry's `reference`, or docker-archive:, oci-archive:, oci: or dir: with a path")
+	fl.StringVar(&f.image, "image", "", "root file system: a registry's `reference`, or docker-archive:, oci-archive:, oci:, dir: or erofs: with a path")
 	fl.StringVar(&f.entrypoint, "entrypoint", "", "`program` in place of the image's entry point; empty for none")
 	fl.StringArrayVar(&f.credentials, "credential", nil, "offer only this credential `name` (may be repeated)")
 	fl.Float64Var(&f.cpus, "cpus", 0, "CPU limit in cores")
@@ -157,6 +157,7 @@ func (a *app) run(ctx context.Context, cmd *cobra.Command, f *runFlags, args []s
 		sweep()
 		return a.ready(ctx)
 	}
+	r.Outside = a.outside
 	if f.image != "" {
 		if r.Images, err = a.images(); err != nil {
 			return fail(err)

@@ -31,10 +31,16 @@ func Pool() *x509.CertPool {
 		return x509.NewCertPool()
 	}
 	pool := x509.NewCertPool()
+	pool.AppendCertsFromPEM(PEM())
+	return pool
+}
+
+// PEM returns the host's bundle of authorities as it stands; nil when the host has none.
+func PEM() []byte {
 	for _, b := range bundles {
-		if raw, err := os.ReadFile(b); err == nil && pool.AppendCertsFromPEM(raw) {
-			break
+		if raw, err := os.ReadFile(b); err == nil && x509.NewCertPool().AppendCertsFromPEM(raw) {
+			return raw
 		}
 	}
-	return pool
+	return nil
 }

@@ -15,6 +15,7 @@ const (
 	kindLayoutArchive = "oci-archive"
 	kindDockerArchive = "docker-archive"
 	kindFolder        = "dir"
+	kindErofs         = "erofs"
 )
 
 // Reference says where an image is.
@@ -32,25 +33,26 @@ type Reference struct {
 //	oci-archive:FILE[:TAG]                the same as a tar archive
 //	docker-archive:FILE[:TAG]             what docker save writes
 //	dir:FOLDER                            a folder, used where it is
+//	erofs:FILE                            an EROFS file system in a file, used where it is
 func ParseReference(s string) (Reference, error) {
 	kind, rest, found := strings.Cut(s, ":")
 	switch kind {
-	case kindLayout, kindLayoutArchive, kindDockerArchive, kindFolder:
+	case kindLayout, kindLayoutArchive, kindDockerArchive, kindFolder, kindErofs:
 		if !found || rest == "" {
 			return Reference{}, fmt.Errorf("image %q: no path; hint: %s:PATH", s, kind)
 		}
 		r := Reference{kind: kind, path: rest}
-		if kind != kindFolder {
+		if kind != kindFolder && kind != kindErofs {
 			r.path, r.tag, _ = strings.Cut(rest, ":")
 		}
 		return r, nil
 	}
 	if strings.HasPrefix(s, ".") || filepath.IsAbs(s) {
-		return Reference{}, fmt.Errorf("image %q: a path needs a prefix; hint: one of dir:, oci:, oci-archive:, docker-archive: before it", s)
+		return Reference{}, fmt.Errorf("image %q: a path needs a prefix; hint: one of dir:, erofs:, oci:, oci-archive:, docker-archive: before it", s)
 	}
 	ref, err := name.ParseReference(s)
 	if err != nil {
-		return Reference{}, fmt.Errorf("image %q: %w; hint: [HOST/]NAME[:TAG][@sha256:…], or dir:, oci:, oci-archive:, docker-archive: and a path", s, err)
+		return Reference{}, fmt.Errorf("image %q: %w; hint: [HOST/]NAME[:TAG][@sha256:…], or dir:, erofs:, oci:, oci-archive:, docker-archive: and a path", s, err)
 	}
 	return Reference{kind: kindRegistry, repo: ref}, nil
 }

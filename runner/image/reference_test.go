@@ -20,6 +20,7 @@ func TestParseReference(t *testing.T) {
 		"docker-archive:/a.tar:n:1":  "docker-archive:/a.tar:n:1",
 		"dir:/x/y":                   "dir:/x/y",
 		"dir:with:colon":             "dir:with:colon",
+		"erofs:/x/y:z":               "erofs:/x/y:z",
 		"docker-archive:dir/a.tar:n": "docker-archive:dir/a.tar:n",
 	} {
 		r, err := ParseReference(in)
@@ -27,7 +28,7 @@ func TestParseReference(t *testing.T) {
 			t.Errorf("%s: %s, %v; want %s", in, r, err, want)
 		}
 	}
-	for _, in := range []string{"", "/x/layout", "./x", "../x", "oci:", "dir:", "dir", "UPPER", "a b", "a@sha256:00", "http://registry.example/a", "a:b:c"} {
+	for _, in := range []string{"", "/x/layout", "./x", "../x", "oci:", "dir:", "dir", "erofs:", "UPPER", "a b", "a@sha256:00", "http://registry.example/a", "a:b:c"} {
 		if r, err := ParseReference(in); err == nil {
 			t.Errorf("%q was read as %s", in, r)
 		} else if !strings.Contains(err.Error(), "hint:") {

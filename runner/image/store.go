@@ -40,12 +40,13 @@ func NewStore(o Options) *Store {
 	return &Store{o.Dir, o.Roots, o.Protected, o.Limits}
 }
 
-// Image is a folder that can be a root file system. Until Close its cache entry
+// Image is a folder, or an EROFS image, that can be a root file system. Until Close its cache entry
 // is locked against removal.
 type Image struct {
 	Ref    string // the reference in full
-	Digest string // "sha256:…" of the manifest (docker-archive: of the configuration); "" of a folder
-	Root   string // the folder
+	Digest string // "sha256:…" of the manifest (docker-archive: of the configuration); "" of what is used where it is
+	Root   string // the folder, or the file
+	Erofs  bool   // Root is a file with an EROFS file system
 	Config Config
 	lock   *os.File
 }
@@ -74,8 +75,11 @@ func (s *Store) Get(ctx context.Context, reference string) (*Image, error) {
 }
 
 func (s *Store) get(ctx context.Context, ref Reference) (*Image, error) {
-	if ref.kind == kindFolder {
+	switch ref.kind {
+	case kindFolder:
 		return s.folder(ref.path)
+	case kindErofs:
+		return erofs(ref.path)
 	}
 	if err := s.makeDirs(); err != nil {
 		return nil, err

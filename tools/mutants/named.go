@@ -20,10 +20,12 @@ import (
 //	= what the guard is for
 //	file audit/scan.go
 //	test TestRandomAlterationsAreFound
+//	in cmd/warder   (where the test is, when it is not beside the file)
 //	- the text as it stands in the file, once, line by line
 //	+ the text that takes its place
 type named struct {
 	what, file, test string
+	in               string // folder of the test; "" means that of the file
 	old, text        string
 	line             int // in the list
 }
@@ -55,6 +57,8 @@ func readList(name string) ([]named, error) {
 			m.file = rest
 		case "test":
 			m.test = rest
+		case "in":
+			m.in, _, _ = strings.Cut(rest, " ")
 		case "-":
 			m.old += rest + "\n"
 		case "+":
@@ -108,7 +112,7 @@ func runList(name, only string) (survived int, err error) {
 func healthy(list []named, tmp string) error {
 	tests := map[string][]string{}
 	for _, m := range list {
-		dir := filepath.Dir(m.file)
+		dir := m.dir()
 		if !slices.Contains(tests[dir], m.test) {
 			tests[dir] = append(tests[dir], m.test)
 		}
@@ -135,6 +139,13 @@ func healthy(list []named, tmp string) error {
 	return nil
 }
 
+func (m named) dir() string {
+	if m.in != "" {
+		return m.in
+	}
+	return filepath.Dir(m.file)
+}
+
 // try says whether the named test fails with the mutant in place.
 func (m named) try(tmp string) (killed bool, err error) {
 	src, err := os.ReadFile(m.file)
@@ -157,7 +168,7 @@ func (m named) try(tmp string) (killed bool, err error) {
 	if err := errors.Join(os.WriteFile(laid, broken, 0o600), os.WriteFile(overlay, index, 0o600)); err != nil {
 		return false, err
 	}
-	dir := filepath.Dir(m.file)
+	dir := m.dir()
 	if out, err := exec.Command("go", "test", "-c", "-vet=off", "-overlay", overlay, "-o", bin, "./"+dir).CombinedOutput(); err != nil {
 		return false, fmt.Errorf("does not compile: %w\n%s", err, out)
 	}

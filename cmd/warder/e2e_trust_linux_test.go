@@ -1,0 +1,112 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/layout"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+
+	"warder/audit"
+)
+
+const countCertificates = `for f in /etc/ssl/certs/ca-certificates.crt /etc/ssl/warder/ca.pem; do grep -c BEGIN $f; done; curl -sS https://` + allowedHost + `/v1/x`
+
+// Where policy passes a host through unread, clients see its own certificate:
+// they have its authority then, and at no other time.
+func TestE2ETrustWhereAHostIsPassedThrough_F095(t *testing.T) {
+	l := newLab(t)
+	o := l.sh(countCertificates)
+	l.mustHold(o, 0, "1\n1\nanswer to GET /v1/x")
+	l.write("policies/pinned.rego", `package warder.egress
+
+passthrough contains {"rule": "pinned"} if {
+	input.stage == "connection"
+	input.request.host == "`+allowedHost+`"
+}
+`)
+	o = l.sh(countCertificates)
+	var bundle, own int
+	if _, err := fmt.Sscan(o.stdout, &bundle, &own); err != nil || own != 1 || bundle < 2 {
+		t.Errorf("%d certificates in the bundle, %d of ours: %v", bundle, own, err)
+	}
+	l.mustHold(o, 0, "answer to GET /v1/x, you sent \n")
+	opaque := l.records(func(r *audit.Record) bool { return r.Mode == "passthrough" })
+	if len(opaque) == 0 {
+		t.Error("no connection was passed through")
+	}
+}
+
+// A remote that says SSH is read over HTTPS, where policy or a credential names
+// its host; any other is left as it is, and leads nowhere.
+func TestE2EGitOverSSHIsGitOverHTTPS(t *testing.T) {
+	l := newLab(t)
+	l.up.serveGit(t)
+	l.mustHold(l.sh("git ls-remote git@"+allowedHost+":repo.git && git ls-remote ssh://git@"+allowedHost+"/repo.git"), 0, "refs/heads/main")
+	for _, r := range l.up.seen() {
+		if r.authorization != "Bearer "+canary {
+			t.Errorf("%s without the credential", r.target)
+		}
+	}
+	before := l.up.connections()
+	if o := l.sh("GIT_SSH_COMMAND=false git ls-remote git@other.test:repo.git"); o.code == 0 || l.up.connections() != before {
+		t.Errorf("an unknown host: exit %d: %s", o.code, o.stderr)
+	}
+}
+
+// layoutOf writes the test image with this configuration as a layout.
+func layoutOf(t *testing.T, c v1.Config) string {
+	t.Helper()
+	img := testImage(t)
+	cfg, err := img.ConfigFile()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg = cfg.DeepCopy()
+	cfg.OS, cfg.Architecture, cfg.Config = "linux", runtime.GOARCH, c
+	if img, err = mutate.ConfigFile(img, cfg); err != nil {
+		t.Fatal(err)
+	}
+	dir := filepath.Join(t.TempDir(), "layout")
+	p, err := layout.Write(dir, empty.Index)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.AppendImage(img); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// The user of an image is the task's where ids can be mapped, by name or number;
+// its folders and results are that user's.
+func TestE2EUserOfAnImage(t *testing.T) {
+	l := newLab(t)
+	script := "id -u; id -g; touch /workspace/x /out/x /tmp/x && stat -c %u /workspace /out/x && test ! -w /etc/passwd && echo done"
+	for user, want := range map[string]string{"img": "1000", "4321:99": "4321", "root": "0", "nobody-here": "1000"} {
+		id := want
+		if os.Geteuid() != 0 {
+			id = "0"
+		}
+		expect := strings.Repeat(id+"\n", 4)
+		if id != "0" {
+			expect += "done"
+		}
+		o := l.warder("run", "--image", "oci:"+layoutOf(t, v1.Config{User: user}), "--", "/bin/sh", "-c", script)
+		if !strings.HasPrefix(o.stdout, expect) {
+			t.Errorf("user %q: exit %d\n%s%s", user, o.code, o.stdout, o.stderr)
+		}
+	}
+	if os.Geteuid() == 0 {
+		l.mustHold(l.warder("run", "--user", "4321", "--artifact", "/out/x", "--", "sh", "-c", "id -un; id -u; echo of mine >/out/x"), 0, "task\n4321\n")
+		if b, err := os.ReadFile(filepath.Join(l.dir, "artifacts/x")); err != nil || string(b) != "of mine\n" {
+			t.Error(string(b), err)
+		}
+	}
+}
