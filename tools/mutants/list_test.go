@@ -27,8 +27,8 @@ func TestTheListFitsTheCode(t *testing.T) {
 		if n := count(src, m.old); n != 1 {
 			t.Errorf("list.txt:%d: %s: its text stands %d times in %s, not once", m.line, m.what, n, m.file)
 		}
-		if !hasTest(t, filepath.Dir(name), m.test) {
-			t.Errorf("list.txt:%d: %s: no test %s in %s", m.line, m.what, m.test, filepath.Dir(m.file))
+		if !hasTest(t, filepath.Join("..", "..", m.dir()), m.test) {
+			t.Errorf("list.txt:%d: %s: no test %s in %s", m.line, m.what, m.test, m.dir())
 		}
 	}
 }
