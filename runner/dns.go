@@ -105,18 +105,29 @@ func isASCII(s string) bool {
 	return true
 }
 
+// dnsHeader is the length of a message's header in bytes (RFC 1035, 4.1.1).
+const dnsHeader = 12
+
 // answer builds the reply to one query, or nil when the bytes are not a query.
 // A: an address of the pool. Every other type: NOERROR with no record, which
-// also keeps HTTPS/SVCB (and so ECH) away. Nothing is ever forwarded.
+// also keeps HTTPS/SVCB (and so ECH) away. Nothing is ever forwarded. What cannot
+// be read is told so, as long as it has an identity and is not itself an answer.
 func (n *names) answer(query []byte) []byte {
-	var p dnsmessage.Parser
-	h, err := p.Start(query)
-	if err != nil || h.Response || h.OpCode != 0 {
+	if len(query) < 3 || query[2]&0x80 != 0 { // the bit QR: never answer an answer
 		return nil
 	}
-	q, err := p.Question()
+	var p dnsmessage.Parser
+	h, err := p.Start(query)
 	if err != nil {
-		return nil
+		return refuseQuery(query, dnsmessage.RCodeFormatError)
+	}
+	if h.OpCode != 0 {
+		return refuseQuery(query, dnsmessage.RCodeNotImplemented)
+	}
+	q, err := p.Question()
+	// Exactly one question: RFC 9619.
+	if err != nil || binary.BigEndian.Uint16(query[4:]) != 1 {
+		return refuseQuery(query, dnsmessage.RCodeFormatError)
 	}
 	reply := dnsmessage.Header{ID: h.ID, Response: true, RecursionDesired: h.RecursionDesired, RecursionAvailable: true}
 	var answerA *netip.Addr
@@ -137,6 +148,16 @@ func (n *names) answer(query []byte) []byte {
 		answerA = &a
 	}
 	return packReply(reply, q, answerA)
+}
+
+// refuseQuery answers with the code alone, and with what the query has of a header:
+// its identity, its kind and its wish for recursion.
+func refuseQuery(query []byte, code dnsmessage.RCode) []byte {
+	out := make([]byte, dnsHeader)
+	copy(out, query[:2])
+	out[2] = 0x80 | query[2]&0x79
+	out[3] = 0x80 | byte(code)
+	return out
 }
 
 func packReply(h dnsmessage.Header, q dnsmessage.Question, a *netip.Addr) []byte {

@@ -107,6 +107,42 @@ func TestDNSPoolNeverLeavesItsRange(t *testing.T) {
 	}
 }
 
+// TestDNSTellsWhatItCannotRead: a client learns at once that its query was no
+// good, and an answer is never answered.
+func TestDNSTellsWhatItCannotRead(t *testing.T) {
+	good := query(t, "a.test.", dnsmessage.TypeA, dnsmessage.ClassINET)
+	change := func(f func(b []byte) []byte) []byte { return f(append([]byte(nil), good...)) }
+	for name, c := range map[string]struct {
+		query []byte
+		want  dnsmessage.RCode
+	}{
+		"cut off in its header":   {good[:7], dnsmessage.RCodeFormatError},
+		"cut off in its question": {good[:len(good)-3], dnsmessage.RCodeFormatError},
+		"no question":             {change(func(b []byte) []byte { b[5] = 0; return b[:dnsHeader] }), dnsmessage.RCodeFormatError},
+		"two questions":           {change(func(b []byte) []byte { b[5] = 2; return append(b, b[dnsHeader:]...) }), dnsmessage.RCodeFormatError},
+		"a name that never ends":  {change(func(b []byte) []byte { b[12], b[13] = 0xc0, 12; return b }), dnsmessage.RCodeFormatError},
+		"an update":               {change(func(b []byte) []byte { b[2] |= 5 << 3; return b }), dnsmessage.RCodeNotImplemented},
+		"control":                 {good, dnsmessage.RCodeSuccess},
+	} {
+		n := newNames(4)
+		m := reply(t, n.answer(c.query))
+		if m.ID != 7 || !m.Response || m.RCode != c.want || !m.RecursionDesired {
+			t.Errorf("%s: %+v", name, m.Header)
+		}
+		if want := map[bool]int{true: 1}[c.want == dnsmessage.RCodeSuccess]; len(n.byName) != want {
+			t.Errorf("%s: %d names", name, len(n.byName))
+		}
+	}
+	for name, b := range map[string][]byte{
+		"nothing": {}, "no room for an identity": good[:1], "an identity alone": good[:2],
+		"an answer": change(func(b []byte) []byte { b[2] |= 0x80; return b }), "a torn answer": {0, 7, 0x81},
+	} {
+		if out := newNames(4).answer(b); out != nil {
+			t.Errorf("%s is answered: % x", name, out)
+		}
+	}
+}
+
 func FuzzDNSAnswer(f *testing.F) {
 	f.Add(query(f, "a.test.", dnsmessage.TypeA, dnsmessage.ClassINET))
 	f.Add(query(f, "a.test.", dnsmessage.TypeAAAA, dnsmessage.ClassINET))
@@ -116,6 +152,9 @@ func FuzzDNSAnswer(f *testing.F) {
 		n := newNames(4)
 		out := n.answer(b)
 		if out == nil {
+			if len(b) >= 3 && b[2]&0x80 == 0 {
+				t.Error("a query is not answered")
+			}
 			return
 		}
 		m := reply(t, out)

@@ -15,6 +15,7 @@ import (
 	"strconv"
 	"strings"
 	"sync/atomic"
+	"time"
 
 	"golang.org/x/sys/unix"
 	"gvisor.dev/gvisor/pkg/control/client"
@@ -51,9 +52,28 @@ func Reexec() {
 	case base == helperName:
 		os.Exit(helperMain())
 	case strings.HasPrefix(base, "runsc"), base == "exe": // "exe" is gVisor executing /proc/self/exe again
+		deferCollection()
+		usePrecompiledFilters()
 		maincli.Main()
 		os.Exit(0)
 	}
+}
+
+// What a sentry or gofer does not collect while it starts.
+const (
+	startTime = 2 * time.Second
+	startHeap = 48 << 20 // bytes; below memoryOverhead
+)
+
+// deferCollection leaves the garbage of a start alone: a short run ends before it
+// is worth a collection, a longer one collects as ever.
+func deferCollection() {
+	percent := debug.SetGCPercent(-1)
+	limit := debug.SetMemoryLimit(startHeap) // past it there are collections
+	time.AfterFunc(startTime, func() {
+		debug.SetMemoryLimit(limit)
+		debug.SetGCPercent(percent)
+	})
 }
 
 // stepError names what the helper was doing.
@@ -274,8 +294,11 @@ func bindReadOnly(source, target string) error {
 
 // sandbox creates, starts and awaits the container, and hands over what it left.
 func (h *helper) sandbox() error {
-	conf, err := h.runscConfig()
+	conf, err := runscConfig(h.cfg)
 	if err != nil {
+		return failed("configure gVisor", err)
+	}
+	if err := os.Mkdir(conf.RootDir, 0o700); err != nil {
 		return failed("configure gVisor", err)
 	}
 	spec := buildSpec(h.cfg, helperBase)
@@ -353,7 +376,7 @@ func (h *helper) handOver(status uint32) error {
 }
 
 // runscConfig sets every gVisor flag that matters explicitly.
-func (h *helper) runscConfig() (*config.Config, error) {
+func runscConfig(c helperConfig) (*config.Config, error) {
 	fs := flag.NewFlagSet("runsc", flag.ContinueOnError)
 	fs.SetOutput(io.Discard)
 	config.RegisterFlags(fs)
@@ -361,16 +384,13 @@ func (h *helper) runscConfig() (*config.Config, error) {
 		"--root=" + filepath.Join(helperBase, "s"),
 		"--rootless", "--platform=systrap", "--network=none",
 		"--host-settings=ignore", "--host-uds=none", "--net-raw=false",
-		"--overlay2=root:memory,size=" + strconv.FormatInt(h.cfg.Overlay, 10),
+		"--overlay2=root:memory,size=" + strconv.FormatInt(c.Overlay, 10),
 		"--ignore-cgroups",
 	}
-	if h.cfg.Root.Image != "" {
+	if c.Root.Image != "" {
 		flags = append(flags, "--allow-rootfs-tar-annotation")
 	}
 	if err := fs.Parse(flags); err != nil {
-		return nil, err
-	}
-	if err := os.Mkdir(filepath.Join(helperBase, "s"), 0o700); err != nil {
 		return nil, err
 	}
 	return config.NewFromFlags(fs)
