@@ -58,6 +58,7 @@ func proxyLabWith(t *testing.T, clients string, policy func(*lab) string) (l *la
 	l = newLab(t)
 	l.proxyCAFiles()
 	l.write("token", "S3CR3T-CANARY-proxy-client-token")
+	l.write("token2", "S3CR3T-CANARY-proxy-client-token-2")
 	l.write("warder.yaml", fmt.Sprintf(`version: 1
 policy: %s
 credentials:

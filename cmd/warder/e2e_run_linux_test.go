@@ -41,7 +41,7 @@ func TestE2EClientsReachTheAllowedAPI(t *testing.T) { // I2, I3
 	}
 }
 
-func TestE2EGitReadsARemote(t *testing.T) {
+func TestE2EGitReadsARemote_F084(t *testing.T) {
 	l := newLab(t)
 	l.up.serveGit(t)
 	o := l.sh(`git ls-remote https://api.allowed.test/repo.git`)
