@@ -91,6 +91,13 @@ func (v *vault) revokeLease(ctx context.Context, id, correlation string) error {
 	return nil
 }
 
+// Stopped reports that the operator has stopped the use of a credential by this
+// run. What is under way with it should end.
+func (s *Session) Stopped(name string) bool {
+	e, ok := s.entries[name]
+	return ok && s.stopped(e)
+}
+
 // stopped takes the value of e out of use when the operator has stopped it.
 func (s *Session) stopped(e *entry) bool {
 	if s.b.opts.Stopped == nil || !s.b.opts.Stopped(s.run.ID, e.cred.name, s.began) {

@@ -209,7 +209,7 @@ func (v *vaultLab) testOneFetchForAll(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	for range 100 {
+	for range 10_000 {
 		grant(t, sess, "github-read")
 	}
 	after, _ := calls(t, v.audit, "secret/data/github")

@@ -44,6 +44,9 @@ worker() { # one run after the other until the deadline
   echo "soak: $ok runs ended, $killed were killed"
 }
 
+# A run of a minute whose tokens live ten seconds.
+WARDER_SOAK_TOKENS=${SOAKTOKENS:-10s} go test ./broker -count=1 -timeout 10m -run '^TestARunOutlivesItsTokensWithoutAFailedRequest$'
+
 # A file of 3 GiB arrives as it is: through the copy alone, and inside.
 CGO_ENABLED=0 go test -trimpath -tags soak -run TestALargeInput ./runner
 truncate -s 3G "$dir/big"

@@ -50,13 +50,13 @@ func newKey(t *testing.T) *ecdsa.PrivateKey {
 	return key
 }
 
-// server writes NAME.crt and NAME.key into dir, for that name and 127.0.0.1.
-func (a *authority) server(t *testing.T, dir, name string) (crt, key string) {
+// server writes NAME.crt and NAME.key into dir, for that name, 127.0.0.1 and more.
+func (a *authority) server(t *testing.T, dir, name string, more ...string) (crt, key string) {
 	t.Helper()
 	k := newKey(t)
 	tmpl := &x509.Certificate{
 		SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: name},
-		DNSNames: []string{name, "localhost"}, IPAddresses: loopback,
+		DNSNames: append([]string{name, "localhost"}, more...), IPAddresses: loopback,
 		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(24 * time.Hour),
 		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
 	}

@@ -35,6 +35,7 @@ func TestPeers(t *testing.T) {
 			})
 		}
 	})
+	t.Run("F065 sent back in every form, nothing of it arrives inside", l.testReflection)
 	l.testNothingWasWritten(t)
 }
 

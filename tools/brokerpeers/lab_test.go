@@ -192,6 +192,8 @@ type front struct {
 	requests atomic.Int64
 	mu       sync.Mutex
 	sent     map[string]string // path → Authorization or signature
+
+	reflected []string // what was sent back
 }
 
 func startFront(t *testing.T, l *lab) *front {
@@ -232,7 +234,8 @@ func startFront(t *testing.T, l *lab) *front {
 	}))
 	f.Server = httptest.NewUnstartedServer(mux)
 	f.Server.Config.ErrorLog = log.New(io.Discard, "", 0)
-	crt, key := l.ca.server(t, l.dir, "verify.peers.test")
+	mux.HandleFunc("/reflect", f.serveReflection)
+	crt, key := l.ca.server(t, l.dir, frontHost, reflectHost)
 	f.Server.TLS = serverTLS(t, crt, key)
 	f.Server.StartTLS()
 	t.Cleanup(f.Close)

@@ -127,6 +127,9 @@ func (l *lab) exportedHMACKey() string {
 // credential is one entry of the configuration: its source and slot, and where it goes.
 type credential struct{ name, source, inject, host, standIn string }
 
+// reflects reports that something of it is in the request: a client certificate is not.
+func (c credential) reflects() bool { return c.host != mtlsHost }
+
 const (
 	mqHost, frontHost, mtlsHost  = "mq.peers.test", "verify.peers.test", "mtls.peers.test"
 	judgeHost, s3Host, relayHost = "vault.peers.test", "s3.peers.test", "relay.peers.test"
@@ -167,7 +170,8 @@ func (l *lab) configure(t *testing.T, vault, auth, timeout string) {
 	write(t, filepath.Join(l.dir, "static"), staticPassword)
 	write(t, filepath.Join(l.dir, "totp-key"), totpKey)
 	write(t, filepath.Join(l.dir, "hmac-key"), hmacKey)
-	addr := map[string]string{frontHost: l.front.Listener.Addr().String()}
+	at := l.front.Listener.Addr().String()
+	addr := map[string]string{frontHost: at, reflectHost: at}
 	if l.mq != nil {
 		addr[mqHost], addr[mtlsHost], addr[judgeHost], addr[s3Host] = l.mq.addr, l.nginx, l.nginx, l.s3
 	}
@@ -190,7 +194,7 @@ vault:
 credentials:
 `, strings.Join(hosts, ", "), strings.Join(allowed, ", "), vault, timeout, auth, vaulttest.TokenRole)
 	for _, c := range credentials() {
-		fmt.Fprintf(&y, "  %s:\n    source: %s\n    inject: %s\n    hosts: [%s]\n", c.name, c.source, c.inject, c.host)
+		fmt.Fprintf(&y, "  %s:\n    source: %s\n    inject: %s\n    hosts: [%s, %s]\n", c.name, c.source, c.inject, c.host, reflectHost)
 		if c.standIn != "" {
 			fmt.Fprintf(&y, "    stand_in: %s\n", c.standIn)
 		}
