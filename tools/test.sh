@@ -59,6 +59,7 @@ needs() {
   need mmdebstrap mmdebstrap
   need dpkg-deb dpkg
   need mkfs.erofs erofs-utils
+  need docker-registry docker-registry
   [ "$(id -u)" = 0 ] || need newuidmap uidmap # mmdebstrap as an ordinary user
   [ "$(id -u)" != 0 ] || need useradd passwd # root's tests run again as a fresh ordinary user
   [ -f /etc/ssl/certs/ca-certificates.crt ] || missing+=(ca-certificates)

@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"os"
+	"path/filepath"
 
 	"warder/internal/config"
 	"warder/internal/sysroots"
@@ -25,5 +26,17 @@ func (a *app) images() (*image.Store, error) {
 	if home, err := os.UserHomeDir(); err == nil {
 		protected = append(protected, home)
 	}
-	return image.NewStore(image.Options{Dir: dir, Roots: roots, Protected: protected}), nil
+	return image.NewStore(image.Options{Dir: dir, Roots: roots, Protected: protected, Logins: dockerLogins()}), nil
+}
+
+// dockerLogins is the file in which `docker login` keeps the caller's logins.
+func dockerLogins() string {
+	if dir := os.Getenv("DOCKER_CONFIG"); dir != "" {
+		return filepath.Join(dir, "config.json")
+	}
+	home, err := os.UserHomeDir()
+	if err != nil {
+		return ""
+	}
+	return filepath.Join(home, ".docker", "config.json")
 }

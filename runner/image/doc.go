@@ -14,5 +14,6 @@
 //     set-id bit, nothing that others than its owner may write.
 //   - What is in the cache is complete: it appears by a rename, under a lock that
 //     other processes respect.
-//   - Nothing of the environment has a say: no proxy variable, no stored login.
+//   - Nothing of the environment has a say, such as a proxy variable. A stored login
+//     is used from the one file that the store is given; no program is started for it.
 package image

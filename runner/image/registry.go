@@ -17,15 +17,16 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 )
 
-// registry reads an image from a registry, without a login.
+// registry reads an image from a registry.
 type registry struct {
 	ref       name.Reference
 	transport http.RoundTripper
+	auth      authn.Authenticator
 }
 
 func (r registry) options(ctx context.Context) []remote.Option {
 	return []remote.Option{
-		remote.WithContext(ctx), remote.WithTransport(r.transport), remote.WithAuth(authn.Anonymous), remote.WithUserAgent("warder"),
+		remote.WithContext(ctx), remote.WithTransport(r.transport), remote.WithAuth(r.auth), remote.WithUserAgent("warder"),
 	}
 }
 

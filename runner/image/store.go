@@ -20,6 +20,7 @@ type Options struct {
 	Dir       string         // folder of the cache; it is made when it is first needed
 	Roots     *x509.CertPool // authorities that registries are verified with
 	Protected []string       // folders that no folder given as an image may hold
+	Logins    string         // file with the caller's registry logins (see logins); "" for none
 	Limits    Limits         // zero: DefaultLimits
 }
 
@@ -29,6 +30,7 @@ type Store struct {
 	dir       string
 	roots     *x509.CertPool
 	protected []string
+	logins    logins
 	limits    Limits
 }
 
@@ -37,7 +39,7 @@ func NewStore(o Options) *Store {
 	if o.Limits == (Limits{}) {
 		o.Limits = DefaultLimits()
 	}
-	return &Store{o.Dir, o.Roots, o.Protected, o.Limits}
+	return &Store{o.Dir, o.Roots, o.Protected, logins{o.Logins}, o.Limits}
 }
 
 // Image is a folder, or an EROFS image, that can be a root file system. Until Close its cache entry
@@ -110,11 +112,24 @@ func (s *Store) get(ctx context.Context, ref Reference) (*Image, error) {
 		}
 		return s.fromSource(ctx, src)
 	}
+	return s.fromRegistry(ctx, ref.repo)
+}
+
+func (s *Store) fromRegistry(ctx context.Context, ref name.Reference) (*Image, error) {
+	reg := ref.Context().Registry
+	auth, helper, err := s.logins.of(reg)
+	if err != nil {
+		return nil, err
+	}
 	t := newTransport(s.roots)
 	if c, ok := t.(interface{ CloseIdleConnections() }); ok {
 		defer c.CloseIdleConnections()
 	}
-	return s.fromSource(ctx, registry{ref.repo, t})
+	img, err := s.fromSource(ctx, registry{ref, t, auth})
+	if err != nil {
+		return nil, explainDenial(err, reg, helper)
+	}
+	return img, nil
 }
 
 func (s *Store) fromSource(ctx context.Context, src source) (*Image, error) {

@@ -24,7 +24,7 @@ type options struct {
 	out           string // result file
 	rounds        int
 	duration      time.Duration // of one cell of the proxy's part
-	only          string        // "", start, proxy or audit
+	only          string        // "", start, image, proxy or audit
 }
 
 func main() {
@@ -63,7 +63,7 @@ func parseOptions(args []string) (options, error) {
 	fs.StringVar(&o.out, "out", "bench-result.json", "result `file`")
 	fs.IntVar(&o.rounds, "rounds", 15, "interleaved rounds of the start; a third of it for the proxy")
 	fs.DurationVar(&o.duration, "duration", 3*time.Second, "of one cell of the proxy's part")
-	fs.StringVar(&o.only, "only", "", "start, proxy or audit")
+	fs.StringVar(&o.only, "only", "", "start, image, proxy or audit")
 	fs.StringVar(&o.sqlite, "sqlite", "", "what the log is compared with, built from tools/sqlitelog; none: left out")
 	if err := fs.Parse(args); err != nil {
 		return o, err
@@ -84,6 +84,7 @@ func parseOptions(args []string) (options, error) {
 type result struct {
 	Machine machine     `json:"machine"`
 	Start   []startCell `json:"start,omitempty"`
+	Image   []startCell `json:"image,omitempty"`
 	Proxy   []proxyCell `json:"proxy,omitempty"`
 	Audit   []auditCell `json:"audit,omitempty"`
 	Ratios  []ratio     `json:"ratios"`
@@ -114,6 +115,11 @@ func run(o options) error {
 			return fmt.Errorf("start: %w", err)
 		}
 	}
+	if wants("image") {
+		if r.Image, err = benchImage(o); err != nil {
+			return fmt.Errorf("image: %w", err)
+		}
+	}
 	if wants("proxy") {
 		if r.Proxy, err = benchProxy(o); err != nil {
 			return fmt.Errorf("proxy: %w", err)
@@ -124,7 +130,7 @@ func run(o options) error {
 			return fmt.Errorf("audit: %w", err)
 		}
 	}
-	r.Ratios = slices.Concat(startRatios(r.Start), proxyRatios(r.Proxy), auditRatios(r.Audit))
+	r.Ratios = slices.Concat(startRatios(r.Start), imageRatios(r.Image), proxyRatios(r.Proxy), auditRatios(r.Audit))
 	printTables(os.Stdout, r)
 	text, err := json.MarshalIndent(r, "", "  ")
 	if err != nil {

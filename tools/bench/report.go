@@ -11,9 +11,12 @@ func printTables(w io.Writer, r result) {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
 	defer t.Flush()
 	fmt.Fprintf(t, "%s/%s, %d CPUs, Linux %s, %s, medians of interleaved rounds\n\n", r.Machine.OS, r.Machine.Arch, r.Machine.CPUs, r.Machine.Kernel, r.Machine.Go)
-	if len(r.Start) > 0 {
+	for _, cells := range [][]startCell{r.Start, r.Image} {
+		if len(cells) == 0 {
+			continue
+		}
 		fmt.Fprintln(t, "start to finish of "+trueCmd+"\twall ms\tfastest ms\tCPU ms\t")
-		for _, c := range r.Start {
+		for _, c := range cells {
 			fmt.Fprintf(t, "%s\t%.1f\t%.1f\t%.1f\t\n", c.Name, c.WallMS, c.MinMS, c.CPUMS)
 		}
 		fmt.Fprintln(t)

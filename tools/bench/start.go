@@ -29,8 +29,6 @@ type variant struct {
 	wall, cpu []float64
 }
 
-// benchStart runs the variants in turn, round by round, so that a slow moment
-// of the machine falls on all of them. The first round only warms caches.
 func benchStart(o options) ([]startCell, error) {
 	// Orphans come to us, so that a sandbox whose parent died is counted too.
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
@@ -40,6 +38,12 @@ func benchStart(o options) ([]startCell, error) {
 	if err != nil {
 		return nil, err
 	}
+	return interleave(o, variants)
+}
+
+// interleave runs the variants in turn, round by round, so that a slow moment
+// of the machine falls on all of them. The first round only warms caches.
+func interleave(o options, variants []*variant) ([]startCell, error) {
 	for round := range o.rounds + 1 {
 		for _, v := range variants {
 			wall, cpu, err := measure(v)
