@@ -12,6 +12,7 @@ import (
 	"warder/audit"
 	"warder/broker"
 	"warder/internal/identity"
+	"warder/internal/scrub"
 	"warder/policies"
 )
 
@@ -43,6 +44,7 @@ type exchange struct {
 	flying   *Run // counted in there
 	handed   bool // the connection went to somebody else; nothing to record here
 	grant    *broker.Grant
+	scrubber *scrub.Scrubber // of what was injected
 	refusal  *refusal
 
 	standIns atomic.Int64 // seen in the body

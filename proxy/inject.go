@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"warder/broker"
-	"warder/internal/scrub"
 )
 
 // grantCredential asks for the credential that the decision names.
@@ -66,7 +65,10 @@ func (x *exchange) inject(r *http.Request) *refusal {
 		removeRange(r.Header)
 	}
 	defer x.readDeadline()()
-	if err := x.grant.Inject(r); err != nil {
+	err := x.grant.Inject(r)
+	// Now, while nothing can have been wiped: what is sent is searched in the answer.
+	x.scrubber = x.run.scrubber(x.grant.Name, x.grant.Secrets())
+	if err != nil {
 		return x.grantRefusal(err)
 	}
 	x.present()
@@ -104,7 +106,7 @@ func (x *exchange) scrub(resp *http.Response) *refusal {
 	if x.grpc && !readableMessages(resp.Header) {
 		return refuse(reasonUpstreamProtocol, "the answer's messages are compressed and cannot be searched")
 	}
-	s := scrub.New(x.grant.Secrets())
+	s := x.scrubber
 	x.maskedHd += s.Header(resp.Header)
 	outer, ok := resp.Body.(*answerBody)
 	if !ok {

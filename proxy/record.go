@@ -10,7 +10,6 @@ import (
 
 	"warder/audit"
 	"warder/internal/identity"
-	"warder/internal/scrub"
 	"warder/policies"
 )
 
@@ -89,7 +88,7 @@ func (x *exchange) withoutSecrets(text string) string {
 		return text
 	}
 	h := http.Header{"Detail": {text}}
-	scrub.New(x.grant.Secrets()).Header(h)
+	x.scrubber.Header(h)
 	return h.Get("Detail")
 }
 

@@ -17,6 +17,8 @@ import (
 	"warder/audit"
 	"warder/broker"
 	"warder/internal/identity"
+	"warder/internal/scrub"
+	"warder/internal/secret"
 )
 
 // Granter gives credentials to one run. *broker.Session implements it.
@@ -53,8 +55,9 @@ type Run struct {
 	certs      map[string]*tls.Certificate // of these pools, where they have one
 	overrides  map[string]bool             // recorded
 	denials    []Denial
-	used       map[string]int64 // by limit scope
-	last       *audit.Future    // of the latest completed record
+	used       map[string]int64           // by limit scope
+	scrubbers  map[string]*scrub.Scrubber // by credential: of the values used last
+	last       *audit.Future              // of the latest completed record
 }
 
 // NewRun opens a run. Close must be called.
@@ -84,6 +87,7 @@ func (p *Proxy) newRun(id *identity.Run, o RunOptions) (*Run, error) {
 		certs:      make(map[string]*tls.Certificate),
 		overrides:  make(map[string]bool),
 		used:       make(map[string]int64),
+		scrubbers:  make(map[string]*scrub.Scrubber),
 	}
 	r.flow.rate = float64(p.limits.BytesPerSecond)
 	r.ctx, r.cancel = context.WithCancel(context.Background())
@@ -199,6 +203,7 @@ func (r *Run) Close(ctx context.Context) error {
 	for _, t := range r.grpc {
 		t.CloseIdleConnections()
 	}
+	clear(r.scrubbers)
 	r.mu.Unlock()
 	if last != nil {
 		if err := last.Wait(ctx); err != nil {
@@ -247,6 +252,23 @@ func (r *Run) noteOverride(ctx context.Context, name string, o override) {
 		Event: audit.EventOverride, Run: r.id,
 		Override: &audit.Override{Setting: "proxy.upstream.hosts", Value: value},
 	}))
+}
+
+// scrubber finds the secrets of one exchange. It is made once for all exchanges
+// that have the same ones.
+func (r *Run) scrubber(credential string, secrets []secret.String) *scrub.Scrubber {
+	r.mu.Lock()
+	known := r.scrubbers[credential]
+	r.mu.Unlock()
+	s := known.For(secrets)
+	if s != known {
+		r.mu.Lock()
+		if !r.closed {
+			r.scrubbers[credential] = s
+		}
+		r.mu.Unlock()
+	}
+	return s
 }
 
 // grpcTransport is the same over HTTP/2, one pool for each credential.

@@ -8,8 +8,10 @@ import (
 	"sync/atomic"
 )
 
-// readSize is how much is read at once, in bytes.
-const readSize = 32 << 10
+const (
+	readSize = 8 << 10 // bytes that are read at once for a caller with a small buffer
+	roomy    = 2 << 10 // bytes beyond what is held from which a caller's buffer is used itself
+)
 
 // Body returns the body of resp with secrets masked, and a counter of the masked
 // places that is final when the body has been read to its end. A coded body
@@ -74,8 +76,8 @@ func recode(resp *http.Response) {
 	}
 }
 
-// reader masks a stream. buf holds original bytes: what is kept back first, then
-// what has just been read.
+// reader masks a stream. It reads into the caller's buffer where that has room, and
+// keeps only what is not decided yet.
 type reader struct {
 	s      *Scrubber
 	src    io.Reader
@@ -83,11 +85,12 @@ type reader struct {
 	resp   *http.Response
 	n      *atomic.Int64
 
-	buf   []byte
-	carry int    // that many bytes at the start of buf belong to a secret that began before
-	prev  bool   // the byte before buf was masked
-	out   []byte // masked, not yet delivered
-	ready []byte // backing store of out
+	held  []byte // original bytes that may be the start of a secret
+	carry int    // that many bytes from the start of held belong to a secret that began before
+	prev  bool   // the byte before held was masked
+	marks marks  // room of the last decision
+	out   []byte // masked, not yet delivered, in own
+	own   []byte // for callers with a small buffer
 	err   error  // of src, to be returned when everything is delivered
 }
 
@@ -95,44 +98,57 @@ func (r *reader) Read(p []byte) (int, error) {
 	if len(p) == 0 {
 		return 0, nil
 	}
-	for len(r.out) == 0 {
+	for {
+		if len(r.out) > 0 {
+			n := copy(p, r.out)
+			r.out = r.out[n:]
+			return n, nil
+		}
 		if r.err != nil {
 			return 0, r.err
 		}
-		r.fill()
+		if len(p) >= len(r.held)+roomy {
+			if n := r.fill(p); n > 0 {
+				return n, nil
+			}
+			continue
+		}
+		if need := len(r.held) + readSize; len(r.own) < need {
+			r.own = make([]byte, need)
+		}
+		r.out = r.own[:r.fill(r.own)]
 	}
-	n := copy(p, r.out)
-	r.out = r.out[n:]
-	return n, nil
 }
 
-// fill reads once and decides as much as can be decided.
-func (r *reader) fill() {
-	held := len(r.buf)
-	r.buf = slices.Grow(r.buf, readSize)
-	n, err := r.src.Read(r.buf[held : held+readSize])
-	r.buf = r.buf[:held+n]
+// fill reads once into b, masks what can be decided and returns its length. What
+// cannot is put back in held, and nothing of it is left in b.
+func (r *reader) fill(b []byte) int {
+	have := copy(b, r.held)
+	n, err := r.src.Read(b[have:])
+	have += n
 	if err == io.EOF {
 		r.n.Add(r.s.Header(r.resp.Trailer)) // complete only now
 	}
 	r.err = err
-	if n > 0 || err == io.EOF {
-		r.decide(err == io.EOF) // what is undecided at another error is never delivered
+	end := 0
+	if n > 0 || err == io.EOF { // what is undecided at another error is never delivered
+		end = r.decide(b[:have], err == io.EOF)
 	}
+	r.held = append(r.held[:0], b[end:have]...)
+	clear(b[end:have])
+	return end
 }
 
-// decide moves the decided start of buf, masked, to out.
-func (r *reader) decide(last bool) {
-	end := len(r.buf)
-	var m marks
+// decide masks the start of b that can be decided and returns its length.
+func (r *reader) decide(b []byte, last bool) (end int) {
+	end = len(b)
+	m := r.marks[:0]
 	if r.carry > 0 {
-		m = append(m, [2]int{0, min(r.carry, len(r.buf))})
+		m = m.add(0, min(r.carry, len(b)))
 	}
-	for _, n := range r.s.body {
-		m.find(r.buf, n)
-		if !last {
-			end = min(end, n.partial(r.buf))
-		}
+	m = r.s.body.find(b, m)
+	if !last {
+		end = r.s.body.partial(b)
 	}
 	next := 0
 	if end == 0 {
@@ -143,11 +159,9 @@ func (r *reader) decide(last bool) {
 			next = max(next, k[1]-end)
 		}
 	}
-	r.ready = append(r.ready[:0], r.buf[:end]...)
-	r.n.Add(m.apply(r.ready, end, &r.prev))
-	r.out = r.ready
-	r.carry = next
-	r.buf = r.buf[:copy(r.buf, r.buf[end:])]
+	r.n.Add(m.apply(b, end, &r.prev))
+	r.carry, r.marks = next, m
+	return end
 }
 
 // Close closes the original body.

@@ -17,9 +17,7 @@
 package scrub
 
 import (
-	"bytes"
 	"net/http"
-	"slices"
 	"strings"
 
 	"warder/internal/secret"
@@ -35,39 +33,53 @@ const (
 	MinHeader = 4
 )
 
-// Scrubber searches for a fixed set of secrets. It keeps copies of them, so it
-// lives as long as one exchange. A nil Scrubber finds nothing. It is safe for
-// concurrent use.
+// Scrubber searches for a fixed set of secrets. It keeps copies of them. A nil
+// Scrubber finds nothing. It is safe for concurrent use.
 type Scrubber struct {
-	header []needle
-	body   []needle
+	of     []string // the secrets
+	header *search
+	body   *search // nil: all are too short
+	names  *search // for names of fields, in lower case
 }
 
 // New returns a Scrubber for the given secrets; nil when there is nothing to find.
 func New(secrets []secret.String) *Scrubber {
-	s := &Scrubber{}
-	seen := map[string]bool{}
+	s := &Scrubber{of: make([]string, 0, len(secrets))}
+	var header, body, names []string
 	for _, sec := range secrets {
 		v := sec.Reveal()
+		s.of = append(s.of, v)
 		if len(v) < MinHeader {
 			continue
 		}
 		for _, form := range forms(v) {
-			if len(form) < MinHeader || seen[form] {
+			if len(form) < MinHeader {
 				continue
 			}
-			seen[form] = true
-			n := newNeedle(form)
-			s.header = append(s.header, n)
+			header = append(header, form)
 			if len(v) >= MinBody {
-				s.body = append(s.body, n)
+				body, names = append(body, form), append(names, strings.ToLower(form))
 			}
 		}
 	}
-	if len(s.header) == 0 {
+	if len(header) == 0 {
 		return nil
 	}
+	s.header, s.body, s.names = newSearch(header), newSearch(body), newSearch(names)
 	return s
+}
+
+// For returns a Scrubber for the given secrets: s when they are those that it was
+// made for, so that it need not be made anew for each exchange.
+func (s *Scrubber) For(secrets []secret.String) *Scrubber {
+	same := s != nil && len(s.of) == len(secrets)
+	for i := 0; same && i < len(secrets); i++ {
+		same = secrets[i].Reveal() == s.of[i]
+	}
+	if same {
+		return s
+	}
+	return New(secrets)
 }
 
 // Header masks secrets in the values of h and removes a field whose name holds
@@ -83,9 +95,10 @@ func (s *Scrubber) Header(h http.Header) (n int64) {
 			continue
 		}
 		for i, v := range values {
-			masked, k := s.text(v)
-			values[i] = masked
-			n += k
+			if masked, k := s.text(v); k > 0 {
+				values[i] = masked
+				n += k
+			}
 		}
 	}
 	return n
@@ -93,106 +106,20 @@ func (s *Scrubber) Header(h http.Header) (n int64) {
 
 // inName compares without regard to case, because names lose theirs on the way.
 func (s *Scrubber) inName(name string) bool {
+	if s.names == nil || len(name) < s.names.least {
+		return false
+	}
 	low := strings.ToLower(name)
-	return slices.ContainsFunc(s.body, func(n needle) bool {
-		return len(n.form) <= len(low) && strings.Contains(low, strings.ToLower(n.form))
-	})
+	return s.names.in(low)
 }
 
+// text masks what is found in v and counts the places.
 func (s *Scrubber) text(v string) (string, int64) {
-	if !slices.ContainsFunc(s.header, func(n needle) bool { return strings.Contains(v, n.form) }) {
+	if !s.header.in(v) {
 		return v, 0
 	}
 	b := []byte(v)
-	var m marks
-	for _, n := range s.header {
-		m.find(b, n)
-	}
 	var prev bool
-	k := m.apply(b, len(b), &prev)
-	return string(b), k
-}
-
-// needle is one text to be found. Long ones are looked for by their start,
-// which is the part that the search instruction of the machine handles at once.
-type needle struct {
-	form        string
-	text, start []byte
-}
-
-const startLen = 32
-
-func newNeedle(form string) needle {
-	b := []byte(form)
-	return needle{form: form, text: b, start: b[:min(len(b), startLen)]}
-}
-
-// index returns the first place at or after from; -1 when there is none.
-func (n needle) index(b []byte, from int) int {
-	for from+len(n.text) <= len(b) {
-		i := bytes.Index(b[from:], n.start)
-		if i < 0 {
-			return -1
-		}
-		if from += i; bytes.HasPrefix(b[from:], n.text) {
-			return from
-		}
-		from++
-	}
-	return -1
-}
-
-// partial returns the first place from which the end of b is the start of the
-// needle but not all of it; len(b) when there is none.
-func (n needle) partial(b []byte) int {
-	for i := max(0, len(b)-len(n.text)+1); i < len(b); i++ {
-		j := bytes.IndexByte(b[i:], n.text[0])
-		if j < 0 {
-			break
-		}
-		i += j
-		if bytes.HasPrefix(n.text, b[i:]) {
-			return i
-		}
-	}
-	return len(b)
-}
-
-// marks are the places to be masked, as [from, to).
-type marks [][2]int
-
-// find adds every occurrence, also those that overlap.
-func (m *marks) find(b []byte, n needle) {
-	for at := n.index(b, 0); at >= 0; at = n.index(b, at+1) {
-		end := at + len(n.text)
-		if k := len(*m); k > 0 && (*m)[k-1][0] <= at && at <= (*m)[k-1][1] && (*m)[k-1][1] <= end {
-			(*m)[k-1][1] = end // a run of overlaps is one mark
-		} else {
-			*m = append(*m, [2]int{at, end})
-		}
-	}
-}
-
-// apply masks b[:end] and counts the masked stretches. prev says whether the byte
-// before b was masked, and is set for the byte after.
-func (m marks) apply(b []byte, end int, prev *bool) (n int64) {
-	slices.SortFunc(m, func(x, y [2]int) int { return x[0] - y[0] })
-	done := 0 // everything before is decided
-	for _, r := range m {
-		from, to := max(r[0], done), min(r[1], end)
-		if from >= to {
-			continue
-		}
-		if from > done || (done == 0 && !*prev) {
-			n++
-		}
-		for i := from; i < to; i++ {
-			b[i] = mask
-		}
-		done = to
-	}
-	if end > 0 {
-		*prev = done == end
-	}
-	return n
+	n := s.header.find(b, nil).apply(b, len(b), &prev)
+	return string(b), n
 }

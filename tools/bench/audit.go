@@ -251,13 +251,13 @@ func auditRatios(cells []auditCell) []ratio {
 		return nil
 	}
 	out := []ratio{
-		{"audit: CPU us of a record that nobody waits for", find(auditAsync, 1).CPUUS, "<= 2"},
-		{"audit: thousand durable records/s, 32 writers", durable.RPS / 1e3, ">= 20"},
-		{"audit: p99 of a durable record, 32 writers, to a bare fdatasync's", durable.P99US / find(auditBare, 1).P99US, "<= 2"},
-		{"audit: durable records/s, 32 writers, to one fdatasync a record", durable.RPS / find(auditEach, 32).RPS, ""},
+		bound("audit: CPU us of a record that nobody waits for", find(auditAsync, 1).CPUUS, "<=", 2),
+		bound("audit: thousand durable records/s, 32 writers", durable.RPS/1e3, ">=", 20),
+		bound("audit: p99 of a durable record, 32 writers, to a bare fdatasync's", durable.P99US/find(auditBare, 1).P99US, "<=", 2),
+		bound("audit: durable records/s, 32 writers, to one fdatasync a record", durable.RPS/find(auditEach, 32).RPS, "", 0),
 	}
 	if s := find(auditSQLite, 32); s.RPS > 0 {
-		out = append(out, ratio{"audit: durable records/s, 32 writers, to SQLite", durable.RPS / s.RPS, ""})
+		out = append(out, bound("audit: durable records/s, 32 writers, to SQLite", durable.RPS/s.RPS, "", 0))
 	}
 	return out
 }

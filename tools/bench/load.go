@@ -1,194 +1,133 @@
 package main
 
 import (
-	"bufio"
-	"bytes"
-	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
-	"io"
-	"net"
-	"path/filepath"
 	"slices"
-	"strconv"
 	"sync"
 	"time"
 )
 
 // sample is one measurement of one cell.
 type sample struct {
-	rps, cpuUS, p50US, p99US float64
-	refused                  int
+	rate, cpuUS, p50US, p99US float64
+	refused                   int
 }
 
-// measureProxy keeps c connections busy for d, one request after the other on
-// each, and reads the proxy's CPU time before and after.
-func measureProxy(p peer, dir string, c int, d time.Duration) (sample, error) {
-	roots, err := pool(filepath.Join(dir, "ca.crt"))
-	if err != nil {
-		return sample{}, err
+// load is a kind of traffic.
+type load struct {
+	name, unit string
+	path       string
+	warm       int // units before the clock starts, over all workers
+	open       func(target) (worker, error)
+}
+
+// worker is one client. It sends one thing after the other.
+type worker interface {
+	// once does one and says how many units it was, and how long it took in
+	// microseconds, or whatever else the load measures.
+	once() (units, micros float64, err error)
+	// refused counts the answers that were a refusal, and has the last one.
+	refused() (int, string)
+	close()
+}
+
+var (
+	keepAlive     = load{"HTTPS, keep-alive", "request", "/plain/j", 200, openKeepAlive}
+	eachPathOnce  = load{"HTTPS, keep-alive, each path once", "request", "/plain/", 200, openFreshPaths}
+	plainHTTP     = load{"plain HTTP, keep-alive", "request", "/plain/j", 200, openPlain}
+	tunnelled     = load{"tunnel, keep-alive", "request", "/plain/j", 200, openKeepAlive}
+	newConnection = load{"HTTPS, new connection each", "connection", "/plain/j", 64, openDialer}
+	webSocket     = load{"WebSocket, echo of 128 bytes", "message", "/plain/ws", 200, openWebSocket}
+	stream        = load{"HTTPS, stream", "MB", "/plain/stream", 1, openStream}
+	firstByte     = load{"HTTPS, first byte of a stream", "stream", "/plain/trickle", 20, openTrickle}
+)
+
+// measureLoad keeps c workers busy for d and reads the proxy's CPU time before and after.
+func measureLoad(l load, t target, c int, d time.Duration) (sample, error) {
+	if t.peer == nil {
+		return sample{}, errors.New("this proxy was not started")
 	}
-	workers := make([]*worker, c)
+	workers := make([]worker, c)
 	defer func() {
 		for _, w := range workers {
 			if w != nil {
-				w.conn.Close()
+				w.close()
 			}
 		}
 	}()
+	var err error
 	for i := range workers {
-		if workers[i], err = dialWorker(p, roots); err != nil {
+		if workers[i], err = l.open(t); err != nil {
 			return sample{}, err
 		}
 	}
-	if err := each(workers, func(w *worker) error { return w.repeat(warmUp/c + 1) }); err != nil {
+	warm := func(w worker) error {
+		for range l.warm/c + 1 {
+			if _, _, err := w.once(); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	if err := each(workers, func(_ int, w worker) error { return warm(w) }); err != nil {
 		return sample{}, err
 	}
-	before, err := cpuTime(p.cmd.Process.Pid)
+	before, err := cpuTime(t.peer.cmd.Process.Pid)
 	if err != nil {
 		return sample{}, err
 	}
 	begin := time.Now()
-	err = each(workers, func(w *worker) error { return w.until(begin.Add(d)) })
+	units, micros := make([]float64, c), make([][]float64, c)
+	err = each(workers, func(i int, w worker) error {
+		for time.Since(begin) < d {
+			n, us, err := w.once()
+			if err != nil {
+				return err
+			}
+			units[i] += n
+			micros[i] = append(micros[i], us)
+		}
+		return nil
+	})
 	elapsed := time.Since(begin)
 	if err != nil {
 		return sample{}, err
 	}
-	after, err := cpuTime(p.cmd.Process.Pid)
+	after, err := cpuTime(t.peer.cmd.Process.Pid)
 	if err != nil {
 		return sample{}, err
 	}
-	var all []float64
-	for _, w := range workers {
-		all = append(all, w.micros...)
-	}
+	return summarise(workers, units, slices.Concat(micros...), elapsed, after-before)
+}
+
+func summarise(workers []worker, units, micros []float64, elapsed, spent time.Duration) (sample, error) {
 	refused, said := 0, ""
 	for _, w := range workers {
-		if refused += w.refused; w.refused > 0 {
-			said = w.said
+		n, last := w.refused()
+		if refused += n; n > 0 {
+			said = last
 		}
 	}
-	if refused*100 > len(all) { // a comparison of something else
-		return sample{}, fmt.Errorf("%d of %d requests were refused: %s", refused, len(all), said)
+	if refused*100 > len(micros) { // a comparison of something else
+		return sample{}, fmt.Errorf("%d of %d were refused: %s", refused, len(micros), said)
 	}
-	n := float64(len(all))
-	return sample{n / elapsed.Seconds(), float64((after - before).Microseconds()) / n, quantile(all, .5), quantile(all, .99), refused}, nil
+	n := 0.0
+	for _, u := range units {
+		n += u
+	}
+	return sample{n / elapsed.Seconds(), float64(spent.Microseconds()) / n, quantile(micros, .5), quantile(micros, .99), refused}, nil
 }
 
 // each runs f for all workers at once and returns the first error.
-func each(workers []*worker, f func(*worker) error) error {
+func each(workers []worker, f func(int, worker) error) error {
 	errs := make([]error, len(workers))
 	var wg sync.WaitGroup
 	for i, w := range workers {
-		wg.Go(func() { errs[i] = f(w) })
+		wg.Go(func() { errs[i] = f(i, w) })
 	}
 	wg.Wait()
 	return errors.Join(errs...)
-}
-
-// worker is one client connection, through CONNECT and verified TLS.
-type worker struct {
-	conn    *tls.Conn
-	r       *bufio.Reader
-	request []byte
-	body    []byte
-	micros  []float64
-	refused int
-	said    string // the last refusal
-}
-
-func dialWorker(p peer, roots *x509.CertPool) (*worker, error) {
-	conn, err := net.DialTimeout("tcp", p.addr, 5*time.Second)
-	if err != nil {
-		return nil, err
-	}
-	fail := func(err error) (*worker, error) { return nil, errors.Join(err, conn.Close()) }
-	if err := conn.SetDeadline(time.Now().Add(10 * time.Minute)); err != nil {
-		return fail(err)
-	}
-	if _, err := fmt.Fprintf(conn, "CONNECT %[1]s:443 HTTP/1.1\r\nHost: %[1]s:443\r\n\r\n", originName); err != nil {
-		return fail(err)
-	}
-	// Byte by byte: what follows the head belongs to TLS.
-	var head []byte
-	for one := make([]byte, 1); !bytes.HasSuffix(head, []byte("\r\n\r\n")) && len(head) < 4096; head = append(head, one...) {
-		if _, err := io.ReadFull(conn, one); err != nil {
-			return fail(err)
-		}
-	}
-	if !bytes.HasPrefix(head, []byte("HTTP/1.1 200")) {
-		return fail(fmt.Errorf("CONNECT: %q", head))
-	}
-	t := tls.Client(conn, &tls.Config{MinVersion: tls.VersionTLS13, ServerName: originName, RootCAs: roots, NextProtos: []string{"http/1.1"}})
-	if err := t.Handshake(); err != nil {
-		return fail(err)
-	}
-	request := "GET " + p.path + " HTTP/1.1\r\nHost: " + originName + "\r\nUser-Agent: bench/1\r\nAccept: application/json\r\n" +
-		"Accept-Encoding: identity\r\nAuthorization: Bearer placeholder\r\nX-Run: bench\r\nX-Trace: 0123456789abcdef\r\n\r\n"
-	return &worker{conn: t, r: bufio.NewReaderSize(t, 8<<10), request: []byte(request), body: make([]byte, 1024)}, nil
-}
-
-func (w *worker) repeat(n int) error {
-	for range n {
-		if err := w.once(); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func (w *worker) until(deadline time.Time) error {
-	for {
-		begin := time.Now()
-		if !begin.Before(deadline) {
-			return nil
-		}
-		if err := w.once(); err != nil {
-			return err
-		}
-		w.micros = append(w.micros, float64(time.Since(begin).Nanoseconds())/1e3)
-	}
-}
-
-// once sends the request and reads the answer: 200 with the origin's 1024 bytes,
-// or a refusal (on a machine that is busy, a decision may run over its budget).
-func (w *worker) once() error {
-	if _, err := w.conn.Write(w.request); err != nil {
-		return err
-	}
-	status, err := w.r.ReadSlice('\n')
-	if err != nil {
-		return err
-	}
-	ok := bytes.HasPrefix(status, []byte("HTTP/1.1 200"))
-	said := string(status)
-	length := -1
-	for {
-		line, err := w.r.ReadSlice('\n')
-		if err != nil {
-			return err
-		}
-		line = bytes.TrimRight(line, "\r\n")
-		if len(line) == 0 {
-			break
-		}
-		if name, value, found := bytes.Cut(line, []byte(":")); found && bytes.EqualFold(name, []byte("content-length")) {
-			if length, err = strconv.Atoi(string(bytes.TrimSpace(value))); err != nil {
-				return err
-			}
-		}
-	}
-	if length < 0 || length > len(w.body) || ok && length != len(w.body) {
-		return fmt.Errorf("answer %q with %d bytes", said, length)
-	}
-	body := w.body[:length]
-	_, err = io.ReadFull(w.r, body)
-	if !ok {
-		w.refused++
-		w.said = said + string(body)
-	}
-	return err
 }
 
 func median(v []float64) float64 { return quantile(v, .5) }

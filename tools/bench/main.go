@@ -20,11 +20,13 @@ import (
 type options struct {
 	warder, runsc string // binaries
 	sqlite        string // binary of tools/sqlitelog; "": left out
+	goproxy       string // binary of tools/stockgoproxy; "": left out
 	dir           string // scratch folder
 	out           string // result file
 	rounds        int
 	duration      time.Duration // of one cell of the proxy's part
 	only          string        // "", start, image, proxy or audit
+	cells         string        // pattern of the proxy's cells to measure
 }
 
 func main() {
@@ -42,6 +44,8 @@ func dispatch(args []string) error {
 			return serveOrigin(args[1:])
 		case "reference":
 			return serveReference(args[1:])
+		case "splice":
+			return serveSplice(args[1:])
 		}
 	}
 	o, err := parseOptions(args)
@@ -65,6 +69,8 @@ func parseOptions(args []string) (options, error) {
 	fs.DurationVar(&o.duration, "duration", 3*time.Second, "of one cell of the proxy's part")
 	fs.StringVar(&o.only, "only", "", "start, image, proxy or audit")
 	fs.StringVar(&o.sqlite, "sqlite", "", "what the log is compared with, built from tools/sqlitelog; none: left out")
+	fs.StringVar(&o.goproxy, "goproxy", "", "a yardstick of the proxy's part, built from tools/stockgoproxy; none: left out")
+	fs.StringVar(&o.cells, "cells", "", "only the proxy's cells whose \"LOAD c=N PROXY\" matches this `pattern`")
 	if err := fs.Parse(args); err != nil {
 		return o, err
 	}
@@ -72,7 +78,7 @@ func parseOptions(args []string) (options, error) {
 		return o, errors.New("needs -runsc, at least 3 rounds and 1s a cell")
 	}
 	var err error
-	for _, p := range []*string{&o.warder, &o.runsc, &o.sqlite} {
+	for _, p := range []*string{&o.warder, &o.runsc, &o.sqlite, &o.goproxy} {
 		if *p != "" && err == nil {
 			*p, err = filepath.Abs(*p)
 		}
@@ -104,6 +110,7 @@ type ratio struct {
 	Name  string  `json:"name"`
 	Value float64 `json:"value"`
 	Goal  string  `json:"goal,omitempty"`
+	Met   string  `json:"met,omitempty"` // "met" or "missed"; "": no goal
 }
 
 func run(o options) error {

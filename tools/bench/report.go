@@ -22,9 +22,9 @@ func printTables(w io.Writer, r result) {
 		fmt.Fprintln(t)
 	}
 	if len(r.Proxy) > 0 {
-		fmt.Fprintln(t, "intercepted HTTPS, keep-alive\tconnections\trequests/s\tCPU us/request\tp50 us\tp99 us\trefused\t")
+		fmt.Fprintln(t, "the proxy\tload\tconnections\tper second\tCPU us each\tp50 us\tp99 us\trefused\t")
 		for _, c := range r.Proxy {
-			fmt.Fprintf(t, "%s\t%d\t%.0f\t%.0f\t%.0f\t%.0f\t%.0f\t\n", c.Name, c.Concurrency, c.RPS, c.CPUUS, c.P50US, c.P99US, c.Refused)
+			fmt.Fprintf(t, "%s\t%s\t%d\t%.0f\t%.1f\t%.0f\t%.0f\t%.0f\t\n", c.Name, c.Load, c.Concurrency, c.Rate, c.CPUUS, c.P50US, c.P99US, c.Refused)
 		}
 		fmt.Fprintln(t)
 	}
@@ -35,8 +35,8 @@ func printTables(w io.Writer, r result) {
 		}
 		fmt.Fprintln(t)
 	}
-	fmt.Fprintln(t, "ratio\tvalue\tgoal\t")
+	fmt.Fprintln(t, "what is compared\tvalue\tgoal\t\t")
 	for _, x := range r.Ratios {
-		fmt.Fprintf(t, "%s\t%.2f\t%s\t\n", x.Name, x.Value, x.Goal)
+		fmt.Fprintf(t, "%s\t%.2f\t%s\t%s\t\n", x.Name, x.Value, x.Goal, x.Met)
 	}
 }

@@ -156,7 +156,7 @@ func startRatios(cells []startCell) []ratio {
 		return nil
 	}
 	return []ratio{
-		{"start to finish, wall: warder run / runsc do", w.WallMS / r.WallMS, "at most 1.2"},
-		{"start to finish, CPU: warder run / runsc do", w.CPUMS / r.CPUMS, "at most 1.2"},
+		bound("start to finish, wall: warder run / runsc do", w.WallMS/r.WallMS, "<=", 1.2),
+		bound("start to finish, CPU: warder run / runsc do", w.CPUMS/r.CPUMS, "<=", 1.2),
 	}
 }
