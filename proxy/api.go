@@ -22,9 +22,12 @@ type Decider interface {
 // Recorder keeps records. *audit.Log implements it. Append resolves once the
 // record is durable, AppendRelaxed once it is written; Durable says which of
 // the two a reservation without a credential may use ("all" or "credentialed").
+// AppendBehind is for what nobody waits for: it is written at once, and durable
+// with what is waited for next.
 type Recorder interface {
 	Append(ctx context.Context, r *audit.Record) *audit.Future
 	AppendRelaxed(ctx context.Context, r *audit.Record) *audit.Future
+	AppendBehind(ctx context.Context, r *audit.Record) *audit.Future
 	Durable() string
 }
 

@@ -101,11 +101,13 @@ func canonicalHost(s string) (host string, literal bool, err error) {
 	if s[0] == '[' {
 		return bracketed(s)
 	}
-	if addr, err := netip.ParseAddr(s); err == nil {
-		if !addr.Is4() {
-			return "", false, fmt.Errorf("IPv6 address without brackets")
+	if last := s[len(s)-1]; '0' <= last && last <= '9' || strings.IndexByte(s, ':') >= 0 { // no other text is an address
+		if addr, err := netip.ParseAddr(s); err == nil {
+			if !addr.Is4() {
+				return "", false, fmt.Errorf("IPv6 address without brackets")
+			}
+			return addr.String(), true, nil
 		}
-		return addr.String(), true, nil
 	}
 	name := strings.TrimSuffix(s, ".")
 	if !plainName(name) {

@@ -19,6 +19,8 @@ import (
 	"sync/atomic"
 	"syscall"
 	"time"
+
+	"warder/audit"
 )
 
 // dialer makes every connection that leaves on behalf of a run. It resolves
@@ -39,6 +41,7 @@ type upstreamConn struct {
 	addr       netip.AddrPort // zero behind upstream.via
 	tlsVersion string
 	certSHA256 string
+	dst        *audit.Dst  // the same, for records
 	streams    bool        // HTTP/2: the peer may speak at any time
 	wrote      atomic.Bool // something of a request may have left
 	buffers    *sync.Pool
@@ -123,7 +126,12 @@ func (d *dialer) dial(ctx context.Context, _, hostport string) (c net.Conn, err 
 	defer recoverTo(&err)
 	ctx, cancel := context.WithTimeout(ctx, d.timeout)
 	defer cancel()
-	return d.connect(ctx, hostport)
+	up, err := d.connect(ctx, hostport)
+	if err != nil {
+		return nil, err
+	}
+	up.dst = dstOf(up)
+	return up, nil
 }
 
 // dialTLS connects to host:port and verifies the certificate for host.
@@ -157,6 +165,7 @@ func (d *dialer) dialTLS(sessions tls.ClientSessionCache, protocol string) func(
 		}
 		sum := sha256.Sum256(st.PeerCertificates[0].Raw)
 		raw.Conn, raw.tlsVersion, raw.certSHA256 = tc, strings.TrimPrefix(tls.VersionName(st.Version), "TLS "), hex.EncodeToString(sum[:])
+		raw.dst = dstOf(raw)
 		return raw, nil
 	}
 }

@@ -66,6 +66,11 @@ func (t *tape) AppendRelaxed(ctx context.Context, r *audit.Record) *audit.Future
 	return t.Log.AppendRelaxed(ctx, r)
 }
 
+func (t *tape) AppendBehind(ctx context.Context, r *audit.Record) *audit.Future {
+	t.note(r)
+	return t.Log.AppendBehind(ctx, r)
+}
+
 // wait returns the records once ok holds for them.
 func (t *tape) wait(tb testing.TB, ok func([]audit.Record) bool) []audit.Record {
 	tb.Helper()

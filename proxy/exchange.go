@@ -22,7 +22,7 @@ type exchange struct {
 	p       *Proxy
 	run     *Run
 	conn    *clientConn
-	w       *responseWriter
+	w       responseWriter
 	id      string // UUIDv7
 	start   time.Time
 	release func() // lets go of the run of a listener's client; nil elsewhere
@@ -55,8 +55,13 @@ type exchange struct {
 	maskedHd int64
 	attempts int
 	dst      *audit.Dst
+	policy   *audit.Policy // of the decision, once recorded
 	status   int
 	timing   audit.Timing
+
+	out      sendBody
+	answer   answerBody
+	upstream upstreamUse
 
 	mu       sync.Mutex
 	cut      *refusal // a limit was reached, or the peer failed, in mid-body

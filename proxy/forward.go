@@ -71,44 +71,55 @@ func (x *exchange) transport() http.RoundTripper {
 	return x.run.transport(x.credential())
 }
 
+// upstreamUse is what an exchange knows of the connection that it has.
+type upstreamUse struct {
+	conn   *upstreamConn
+	reused bool
+	pooled atomic.Pointer[upstreamConn] // the same as conn, for the pool's goroutine
+	use    atomic.Int64
+}
+
+// trace tells the exchange of its upstream connection.
+func (x *exchange) trace() *httptrace.ClientTrace {
+	u := &x.upstream
+	return &httptrace.ClientTrace{
+		GotConn: func(info httptrace.GotConnInfo) {
+			x.attempts++
+			u.conn, _ = info.Conn.(*upstreamConn)
+			u.reused = info.Reused
+			if u.conn != nil {
+				u.use.Store(u.conn.use.Add(1))
+				u.pooled.Store(u.conn)
+				u.conn.wrote.Store(false)
+				x.dst = u.conn.dst
+			}
+		},
+		// It may come late, when the next exchange has the connection already.
+		PutIdleConn: func(err error) {
+			if c := u.pooled.Load(); err == nil && c != nil {
+				c.idle.Store(u.use.Load())
+			}
+		},
+		Got1xxResponse: x.interim,
+	}
+}
+
 // forward sends the request once. It is sent again only while nothing of it has
 // been written: net/http's own replays are ruled out by the body (see sending).
 func (x *exchange) forward(r *http.Request) (*http.Response, error) {
 	began := time.Now()
 	defer func() { x.timing.Upstream = micros(time.Since(began)) }()
 	body := x.sending(r)
-	var conn *upstreamConn
-	reused := false
-	var pooled atomic.Pointer[upstreamConn] // the same as conn, for the pool's goroutine
-	var use atomic.Int64
-	trace := &httptrace.ClientTrace{
-		GotConn: func(info httptrace.GotConnInfo) {
-			x.attempts++
-			conn, _ = info.Conn.(*upstreamConn)
-			reused = info.Reused
-			if conn != nil {
-				use.Store(conn.use.Add(1))
-				pooled.Store(conn)
-				conn.wrote.Store(false)
-				x.dst = dstOf(conn)
-			}
-		},
-		// It may come late, when the next exchange has the connection already.
-		PutIdleConn: func(err error) {
-			if c := pooled.Load(); err == nil && c != nil {
-				c.idle.Store(use.Load())
-			}
-		},
-		Got1xxResponse: x.interim,
-	}
-	out := r.WithContext(httptrace.WithClientTrace(r.Context(), trace))
+	// Nothing else that is asked in the request's name may be traced.
+	out := r.WithContext(httptrace.WithClientTrace(r.Context(), x.trace()))
 	out.RequestURI = ""
 	out.Close = false // the client's wish is about its own connection
 	// An answer may begin before the request has ended, and go on beside it.
-	x.duplex = !x.conn.h2 && http.NewResponseController(x.w.ResponseWriter).EnableFullDuplex() == nil
+	x.duplex = x.body != nil && !x.conn.h2 && http.NewResponseController(x.w.ResponseWriter).EnableFullDuplex() == nil
 	keepAsIs(out.Header)
+	u := &x.upstream
 	for {
-		conn, reused = nil, false
+		u.conn, u.reused = nil, false
 		resp, err := x.transport().RoundTrip(out)
 		x.mu.Lock()
 		x.headSent = err == nil
@@ -116,10 +127,11 @@ func (x *exchange) forward(r *http.Request) (*http.Response, error) {
 		if err == nil {
 			up, _ := resp.Body.(io.Writer) // of an upgraded connection
 			x.w.whole = x.grpc && resp.ContentLength == 0
-			resp.Body = &answerBody{x: x, in: resp.Body, up: up}
+			x.answer.x, x.answer.in, x.answer.up = x, resp.Body, up
+			resp.Body = &x.answer
 			return resp, nil
 		}
-		if x.attempts >= maxAttempts || x.grpc || !reused || conn == nil || conn.wrote.Load() || body.read.Load() || r.Context().Err() != nil {
+		if x.attempts >= maxAttempts || x.grpc || !u.reused || u.conn == nil || u.conn.wrote.Load() || body.read.Load() || out.Context().Err() != nil {
 			if x.attempts == 0 {
 				x.attempts = 1
 			}
@@ -189,7 +201,8 @@ type sendBody struct {
 }
 
 func (x *exchange) sending(r *http.Request) *sendBody {
-	b := &sendBody{x: x, in: r.Body, seen: standInCounter{list: x.run.standIns}}
+	b := &x.out
+	b.x, b.in, b.seen.list = x, r.Body, x.run.standIns
 	r.GetBody = nil
 	if r.Body == nil || r.Body == http.NoBody {
 		b.in = nil

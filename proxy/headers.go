@@ -8,17 +8,18 @@ import (
 // Each step below changes header fields for one stated reason; nothing else in
 // the package does, but for the injection of a credential.
 
-// hopByHop are the fields of one connection (RFC 9110 §7.6.1), and those between
-// a client and its proxy.
-func hopByHop() []string {
-	return []string{
-		"Connection", "Keep-Alive", "Proxy-Connection", "Te", "Trailer", "Transfer-Encoding", "Upgrade",
-		"Proxy-Authenticate", "Proxy-Authorization", "Proxy-Authentication-Info", "Http2-Settings",
+// hopByHop says that a field is of one connection (RFC 9110 §7.6.1), or between a
+// client and its proxy: every Proxy-* field is.
+func hopByHop(name string) bool {
+	switch name {
+	case "Connection", "Keep-Alive", "Te", "Trailer", "Transfer-Encoding", "Upgrade", "Http2-Settings":
+		return true
 	}
+	return strings.HasPrefix(name, "Proxy-")
 }
 
-// removeHopByHop drops hop-by-hop fields, every field that Connection names and
-// every Proxy-* field. An upgrade to WebSocket (RFC 6455) keeps its two.
+// removeHopByHop drops hop-by-hop fields, and every field that Connection names.
+// An upgrade to WebSocket (RFC 6455) keeps its two.
 func removeHopByHop(h http.Header, upgrade bool) {
 	for _, list := range h["Connection"] {
 		for name := range strings.SplitSeq(list, ",") {
@@ -28,11 +29,8 @@ func removeHopByHop(h http.Header, upgrade bool) {
 		}
 	}
 	te := hasToken(strings.Join(h["Te"], ","), "trailers")
-	for _, name := range hopByHop() {
-		delete(h, name)
-	}
 	for name := range h {
-		if strings.HasPrefix(name, "Proxy-") {
+		if hopByHop(name) {
 			delete(h, name)
 		}
 	}

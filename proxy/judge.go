@@ -3,7 +3,6 @@ package proxy
 import (
 	"fmt"
 	"io"
-	"maps"
 	"net"
 	"net/http"
 	"net/url"
@@ -38,8 +37,7 @@ func (x *exchange) canonicalise(r *http.Request) *refusal {
 	removeHopByHop(r.Header, x.upgrade)
 	removeMethodOverrides(r.Header)
 	r.Host = x.auth.field(x.scheme)
-	x.header = lowerHeaders(r.Header)
-	x.names = slices.Sorted(maps.Keys(x.header))
+	x.header, x.names = lowerHeaders(r.Header)
 	x.header["host"] = []string{r.Host}
 	r.URL = &url.URL{
 		Scheme: x.scheme, Host: net.JoinHostPort(x.auth.host, strconv.Itoa(x.auth.port)), Opaque: x.tgt.path,
@@ -234,14 +232,37 @@ type aheadBody struct {
 	io.Closer
 }
 
-// lowerHeaders is the header section as the policy sees it.
-func lowerHeaders(h http.Header) map[string][]string {
-	out := make(map[string][]string, len(h)+1)
+// lowerHeaders is the header section as the policy sees it, and its names, sorted.
+func lowerHeaders(h http.Header) (section map[string][]string, names []string) {
+	section, names = make(map[string][]string, len(h)+1), make([]string, 0, len(h))
 	for k, v := range h {
-		out[strings.ToLower(k)] = v
+		low := lowerName(k)
+		section[low] = v
+		names = append(names, low)
 	}
-	return out
+	slices.Sort(names)
+	return section, slices.Compact(names)
 }
+
+// lowerName is strings.ToLower; it makes no new text for the usual names.
+func lowerName(name string) string {
+	if low, ok := usualNames[name]; ok {
+		return low
+	}
+	return strings.ToLower(name)
+}
+
+// usualNames are the fields of most requests. The map is never changed.
+var usualNames = func() map[string]string {
+	m := make(map[string]string)
+	for name := range strings.FieldsSeq("Accept Accept-Charset Accept-Encoding Accept-Language Access-Control-Request-Headers " +
+		"Access-Control-Request-Method Authorization Cache-Control Content-Encoding Content-Length Content-Type Cookie " +
+		"Forwarded Idempotency-Key If-Match If-Modified-Since If-None-Match Origin Pragma Range Referer " +
+		"Sec-Fetch-Dest Sec-Fetch-Mode Sec-Fetch-Site Traceparent Tracestate User-Agent X-Api-Key X-Request-Id") {
+		m[name] = strings.ToLower(name)
+	}
+	return m
+}()
 
 // withinLimits counts the request against every limit that the decision names.
 // Limits with the same scope share one count, whichever rule names them, so a

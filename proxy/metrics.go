@@ -22,7 +22,7 @@ import (
 type metrics struct {
 	registry *prometheus.Registry
 	requests *prometheus.CounterVec // mode, verdict, reason
-	bytes    *prometheus.CounterVec // direction
+	out, in  prometheus.Counter     // bytes
 	standIns prometheus.Counter
 	total    prometheus.Histogram
 	decide   prometheus.Histogram
@@ -32,7 +32,8 @@ func (p *Proxy) newMetrics() *metrics {
 	m := &metrics{registry: prometheus.NewRegistry()}
 	opts := func(name, help string) prometheus.CounterOpts { return prometheus.CounterOpts{Name: name, Help: help} }
 	m.requests = prometheus.NewCounterVec(opts("warder_requests_total", "Completed records of requests and connections."), []string{"mode", "verdict", "reason"})
-	m.bytes = prometheus.NewCounterVec(opts("warder_body_bytes_total", "Bytes of bodies and of opaque connections, towards (out) and from (in) upstreams."), []string{"direction"})
+	bytes := prometheus.NewCounterVec(opts("warder_body_bytes_total", "Bytes of bodies and of opaque connections, towards (out) and from (in) upstreams."), []string{"direction"})
+	m.out, m.in = bytes.WithLabelValues("out"), bytes.WithLabelValues("in")
 	m.standIns = prometheus.NewCounter(opts("warder_stand_ins_total", "Stand-ins seen in streamed bodies."))
 	m.total = prometheus.NewHistogram(prometheus.HistogramOpts{
 		Name: "warder_request_seconds", Help: "From a request's head to the end of its answer.", Buckets: prometheus.ExponentialBuckets(0.001, 4, 10),
@@ -43,7 +44,7 @@ func (p *Proxy) newMetrics() *metrics {
 	gauge := func(name, help string, value func() float64) prometheus.Collector {
 		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, value)
 	}
-	m.registry.MustRegister(m.requests, m.bytes, m.standIns, m.total, m.decide,
+	m.registry.MustRegister(m.requests, bytes, m.standIns, m.total, m.decide,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 		gauge("warder_runs", "Runs that are open.", func() float64 { runs, _ := p.open(); return float64(runs) }),
 		gauge("warder_connections", "Connections of clients that are open.", func() float64 { _, conns := p.open(); return float64(conns) }),
@@ -69,11 +70,11 @@ func (p *Proxy) open() (runs, conns int) {
 func (m *metrics) count(rec *audit.Record) {
 	m.requests.WithLabelValues(rec.Mode, rec.Verdict, rec.Reason).Inc()
 	if q := rec.Request; q != nil {
-		m.bytes.WithLabelValues("out").Add(float64(q.Bytes))
+		m.out.Add(float64(q.Bytes))
 		m.standIns.Add(float64(q.StandIns))
 	}
 	if rec.Response != nil && rec.Verdict == verdictAllow {
-		m.bytes.WithLabelValues("in").Add(float64(rec.Response.Bytes))
+		m.in.Add(float64(rec.Response.Bytes))
 	}
 	if t := rec.Timing; t != nil {
 		m.total.Observe(float64(t.Total) / 1e6)

@@ -292,7 +292,7 @@ func (o *carried) record(stage string) *audit.Record {
 	rec := &audit.Record{
 		Event: audit.EventRequest, Stage: stage, Run: o.c.run.id, Mode: o.mode, Rule: d.Rule,
 		Request: &audit.Request{ID: o.id, Host: want.host, Port: want.port, Bytes: o.sent.Load(), Attempts: o.attempts},
-		Policy:  o.c.p.decided(d),
+		Policy:  o.c.p.decided(&d),
 	}
 	if stage == audit.StageCompleted {
 		rec.Dst = o.dst

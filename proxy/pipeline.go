@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"context"
+	"maps"
 	"net/http"
 
 	"github.com/elazarl/goproxy"
@@ -35,8 +36,8 @@ func (p *Proxy) serveHTTP(rw http.ResponseWriter, r *http.Request) {
 	// A copy: the server goes on to look at its own.
 	r = r.WithContext(context.WithValue(r.Context(), exchangeKey{}, x))
 	x.watchBody(r)
-	w := &responseWriter{ResponseWriter: rw, x: x}
-	x.w = w
+	x.w.ResponseWriter, x.w.x = rw, x
+	w := &x.w
 	defer x.end()
 
 	if f == nil {
@@ -73,16 +74,16 @@ type exchangeKey struct{}
 func (p *Proxy) onRequest(r *http.Request, ctx *goproxy.ProxyCtx) (*http.Request, *http.Response) {
 	x := r.Context().Value(exchangeKey{}).(*exchange)
 	ctx.RoundTripper = x
-	for _, step := range []func(*http.Request) *refusal{
-		x.decide,
-		x.noStandIn,
-		x.withinLimits,
-		x.reserve,
-		x.grantCredential,
-		x.inject,
-		x.noStandInLeft,
+	for _, step := range [...]func(*exchange, *http.Request) *refusal{
+		(*exchange).decide,
+		(*exchange).noStandIn,
+		(*exchange).withinLimits,
+		(*exchange).reserve,
+		(*exchange).grantCredential,
+		(*exchange).inject,
+		(*exchange).noStandInLeft,
 	} {
-		if f := step(r); f != nil {
+		if f := step(x, r); f != nil {
 			x.refuse(f)
 			return r, x.denial(r)
 		}
@@ -114,5 +115,11 @@ func (p *Proxy) onResponse(resp *http.Response, ctx *goproxy.ProxyCtx) *http.Res
 	}
 	x.status = resp.StatusCode
 	x.cost = x.meterCost(resp.Header)
+	if resp.StatusCode != http.StatusSwitchingProtocols {
+		// The fields go over as they are; goproxy would copy each (it keeps those
+		// that are there).
+		maps.Copy(x.w.Header(), resp.Header)
+		resp.Header = nil
+	}
 	return resp
 }

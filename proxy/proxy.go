@@ -154,6 +154,7 @@ func (p *Proxy) newForwarder() *goproxy.ProxyHttpServer {
 	g.Verbose = false
 	g.KeepHeader = true         // hop-by-hop fields are ours to remove
 	g.KeepAcceptEncoding = true // so is this one
+	g.KeepDestinationHeaders = true
 	g.AllowHTTP2 = false
 	g.PreventCanonicalization = false
 	g.CertStore = nil

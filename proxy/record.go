@@ -76,7 +76,14 @@ func (x *exchange) complete() {
 	}
 	x.p.metrics.count(rec)
 	// The client may be gone; the record is not its business.
-	if fut := x.append(context.WithoutCancel(x.run.ctx), rec); fut != nil {
+	ctx := context.WithoutCancel(x.run.ctx)
+	var fut *audit.Future
+	if x.reserved {
+		fut = x.p.audit.AppendBehind(ctx, rec)
+	} else {
+		fut = x.append(ctx, rec)
+	}
+	if fut != nil {
 		x.run.keepFuture(fut)
 	}
 }
@@ -101,16 +108,22 @@ func (x *exchange) scrubbed() int64 {
 }
 
 func (x *exchange) record(stage string) *audit.Record {
-	rec := &audit.Record{
-		Event: audit.EventRequest, Stage: stage, Run: x.run.id, Mode: modeOf(x.scheme), Would: x.would,
-		Request: &audit.Request{
-			ID: x.id, Method: x.method, Scheme: x.scheme, Host: x.auth.host, Port: x.auth.port, Path: x.tgt.path,
-			QueryKeys: x.queryKeys, Protocol: x.proto, HeaderNames: x.names,
-		},
+	both := &struct { // in one piece
+		audit.Record
+		request audit.Request
+	}{}
+	rec := &both.Record
+	rec.Event, rec.Stage, rec.Run, rec.Mode, rec.Would = audit.EventRequest, stage, x.run.id, modeOf(x.scheme), x.would
+	both.request = audit.Request{
+		ID: x.id, Method: x.method, Scheme: x.scheme, Host: x.auth.host, Port: x.auth.port, Path: x.tgt.path,
+		QueryKeys: x.queryKeys, Protocol: x.proto, HeaderNames: x.names,
 	}
-	if d := x.decision; d.ID != "" {
-		rec.Rule = d.Rule
-		rec.Policy = x.p.decided(d)
+	rec.Request = &both.request
+	if d := &x.decision; d.ID != "" {
+		if x.policy == nil {
+			x.policy = x.p.decided(d)
+		}
+		rec.Rule, rec.Policy = d.Rule, x.policy
 	}
 	return rec
 }
@@ -121,7 +134,7 @@ type inputKeeper interface {
 }
 
 // decided names the policy, and the input it decided from, which is kept.
-func (p *Proxy) decided(d policies.Decision) *audit.Policy {
+func (p *Proxy) decided(d *policies.Decision) *audit.Policy {
 	if k, ok := p.audit.(inputKeeper); ok && d.InputRef != "" {
 		k.KeepInput(d.InputRef, d.Input)
 	}

@@ -175,7 +175,8 @@ func (r *Run) untrack(raw net.Conn) {
 }
 
 // Close stops accepting, cuts what is open and waits until every exchange has
-// its completed record on disk, or ctx ends.
+// its completed record in the log, or ctx ends. What is appended after it and
+// waited for, as the end of a run is, makes all of them durable.
 func (r *Run) Close(ctx context.Context) error {
 	r.mu.Lock()
 	r.closed = true

@@ -63,6 +63,13 @@ func (l lateLog) AppendRelaxed(ctx context.Context, r *audit.Record) *audit.Futu
 	return audit.Failed(errNoLog)
 }
 
+func (l lateLog) AppendBehind(ctx context.Context, r *audit.Record) *audit.Future {
+	if log := l.a.openLog(); log != nil {
+		return log.AppendBehind(ctx, r)
+	}
+	return audit.Failed(errNoLog)
+}
+
 // KeepInput stores what a decision was made from, behind the log's back.
 func (l lateLog) KeepInput(ref string, content []byte) {
 	if log := l.a.openLog(); log != nil {
