@@ -123,7 +123,14 @@ func (x *exchange) forward(r *http.Request) (*http.Response, error) {
 		resp, err := x.transport().RoundTrip(out)
 		x.mu.Lock()
 		x.headSent = err == nil
+		broken := x.cut
 		x.mu.Unlock()
+		if err == nil && broken != nil {
+			// The body broke off, and the upstream answered to that before its
+			// connection was closed.
+			_ = resp.Body.Close()
+			return nil, broken
+		}
 		if err == nil {
 			up, _ := resp.Body.(io.Writer) // of an upgraded connection
 			x.w.whole = x.grpc && resp.ContentLength == 0

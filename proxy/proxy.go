@@ -25,6 +25,7 @@ import (
 type Proxy struct {
 	policy  func() Decider
 	audit   Recorder
+	behind  *behind
 	log     *slog.Logger
 	clock   func() time.Time
 	limits  Limits
@@ -73,6 +74,7 @@ func New(o Options) (*Proxy, error) {
 		p.clock = time.Now
 	}
 	p.metrics = p.newMetrics()
+	p.behind = newBehind(p.audit)
 	p.dialer = newDialer(up, p.limits.DialTimeout, p.buffers)
 	p.forward = p.newForwarder()
 	p.server = p.newServer()
@@ -189,6 +191,8 @@ func (p *Proxy) Close(ctx context.Context) error {
 	_ = p.feed.Close()
 	errs = append(errs, p.server.Close())
 	<-p.served
+	p.behind.timer.Stop()
+	p.behind.flush()
 	return errors.Join(errs...)
 }
 

@@ -18,6 +18,7 @@ func (x *exchange) reserve(r *http.Request) *refusal {
 	rec := x.record(audit.StageReserved)
 	rec.Verdict = verdictAllow
 	x.reserved = true
+	x.p.behind.flush()
 	fut := x.append(r.Context(), rec)
 	if fut == nil {
 		return refuse(reasonAuditUnavailable, "the record could not be written")
@@ -75,15 +76,12 @@ func (x *exchange) complete() {
 		rec.Response = &audit.Response{Status: x.status, Bytes: x.received.Load(), Scrubbed: x.scrubbed()}
 	}
 	x.p.metrics.count(rec)
-	// The client may be gone; the record is not its business.
-	ctx := context.WithoutCancel(x.run.ctx)
-	var fut *audit.Future
 	if x.reserved {
-		fut = x.p.audit.AppendBehind(ctx, rec)
-	} else {
-		fut = x.append(ctx, rec)
+		x.p.behind.add(x.run, rec)
+		return
 	}
-	if fut != nil {
+	// The client may be gone; the record is not its business.
+	if fut := x.append(context.WithoutCancel(x.run.ctx), rec); fut != nil {
 		x.run.keepFuture(fut)
 	}
 }

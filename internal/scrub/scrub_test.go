@@ -481,6 +481,83 @@ func TestCompressionBombUsesLittleMemory(t *testing.T) {
 	}
 }
 
+// What is held back leaves nothing behind in the caller's buffer, which others use next.
+func TestNothingOfASecretIsLeftInTheCallersBuffer_I2(t *testing.T) {
+	s := scrubber("S3CR3T-CANARY")
+	body, _, err := s.Body(response(strings.NewReader("data: S3CR3T-CANA")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	room := make([]byte, 16<<10)
+	n, err := body.Read(room)
+	if err != nil || string(room[:n]) != "data: " {
+		t.Fatalf("read %q, %v", room[:n], err)
+	}
+	if bytes.Contains(room, []byte("S3CR3T")) {
+		t.Fatal("the buffer holds what was not delivered")
+	}
+	if n, _ = body.Read(room); string(room[:n]) != "S3CR3T-CANA" { // it was there
+		t.Fatalf("the rest is %q", room[:n])
+	}
+}
+
+func TestAScrubberIsUsedAgainForItsOwnSecretsOnly(t *testing.T) {
+	one, two := secret.New("S3CR3T-CANARY-one"), secret.New("S3CR3T-CANARY-two")
+	s := New([]secret.String{one})
+	if s.For([]secret.String{secret.New("S3CR3T-CANARY-one")}) != s {
+		t.Error("made anew for the same value")
+	}
+	var none *Scrubber
+	for name, secrets := range map[string][]secret.String{"another": {two}, "one more": {one, two}, "none": nil} {
+		for _, from := range []*Scrubber{s, none} {
+			other := from.For(secrets)
+			h := http.Header{"A": {"S3CR3T-CANARY-one S3CR3T-CANARY-two"}}
+			if want := int64(len(secrets)); other == s || other.Header(h) != want {
+				t.Errorf("%s: finds %q", name, h)
+			}
+		}
+	}
+}
+
+// Texts of every length, also shorter than what is looked at together.
+func TestSearchFindsWhatAPlainSearchFinds(t *testing.T) {
+	for seed := range uint64(400) {
+		rnd := rand.New(rand.NewPCG(seed, 3))
+		letters := "abcd"[:1+rnd.IntN(4)]
+		text := func(n int) string {
+			b := make([]byte, n)
+			for i := range b {
+				b[i] = letters[rnd.IntN(len(letters))]
+			}
+			return string(b)
+		}
+		var needles []string
+		for range 1 + rnd.IntN(5) {
+			needles = append(needles, text(MinHeader+rnd.IntN(300>>rnd.IntN(7))))
+		}
+		s, in := newSearch(needles), []byte(text(rnd.IntN(900)))
+		hit := make([]byte, len(in))
+		part := len(in)
+		for _, n := range needles {
+			for i := range in {
+				if bytes.HasPrefix(in[i:], []byte(n)) {
+					copy(hit[i:i+len(n)], bytes.Repeat([]byte{mask}, len(n)))
+				}
+				if len(in)-i < len(n) && strings.HasPrefix(n, string(in[i:])) {
+					part = min(part, i)
+				}
+			}
+		}
+		got := make([]byte, len(in))
+		for _, m := range s.find(in, nil) {
+			copy(got[m[0]:m[1]], bytes.Repeat([]byte{mask}, m[1]-m[0]))
+		}
+		if !bytes.Equal(got, hit) || s.in(string(in)) != bytes.Contains(hit, []byte{mask}) || s.partial(in) != part {
+			t.Fatalf("seed %d: %q in %q", seed, needles, in)
+		}
+	}
+}
+
 func BenchmarkBody(b *testing.B) {
 	tok := strings.Repeat("eyJhbGciOiJFUzI1NiJ9.", 30)
 	s := scrubber(tok)

@@ -91,7 +91,7 @@ func benchProxy(o options) ([]proxyCell, error) {
 	}
 	var out []proxyCell
 	for _, x := range cells() {
-		if label := fmt.Sprintf("%s c=%d %s", x.load.name, x.c, x.name); only.MatchString(label) {
+		if label := fmt.Sprintf("%s c=%d %s", x.load.name, x.c, x.name); only.MatchString(label) && (x.name != stockProxy || o.goproxy != "") {
 			out = append(out, proxyCell{Name: x.name, Load: x.load.name, Concurrency: x.c})
 		}
 	}
