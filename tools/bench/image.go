@@ -39,8 +39,8 @@ func imageRatios(cells []startCell) []ratio {
 		return nil
 	}
 	return []ratio{
-		{"start to finish, wall: cached image / host's /usr", cells[1].WallMS / cells[0].WallMS, "about 1"},
-		{"start to finish, CPU: cached image / host's /usr", cells[1].CPUMS / cells[0].CPUMS, "about 1"},
+		{Name: "start to finish, wall: cached image / host's /usr", Value: cells[1].WallMS / cells[0].WallMS, Goal: "about 1"},
+		{Name: "start to finish, CPU: cached image / host's /usr", Value: cells[1].CPUMS / cells[0].CPUMS, Goal: "about 1"},
 	}
 }
 

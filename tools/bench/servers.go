@@ -1,7 +1,7 @@
 package main
 
 import (
-	"crypto/sha1" //nolint:gosec // RFC 6455 §4.2.2 prescribes it
+	"crypto/sha1" // RFC 6455 §4.2.2 prescribes it
 	"crypto/tls"
 	"encoding/base64"
 	"flag"
@@ -91,7 +91,7 @@ func trickle(w http.ResponseWriter) {
 // echo takes messages of the one shape that the load sends, masked with zeros, and
 // sends them back unmasked.
 func echo(w http.ResponseWriter, r *http.Request) {
-	sum := sha1.Sum([]byte(r.Header.Get("Sec-Websocket-Key") + "258EAFA5-E914-47DA-95CA-C5AB0DC85B11")) //nolint:gosec // as above
+	sum := sha1.Sum([]byte(r.Header.Get("Sec-Websocket-Key") + "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"))
 	conn, rw, err := http.NewResponseController(w).Hijack()
 	if err != nil {
 		return
