@@ -33,6 +33,7 @@ type message struct {
 	Phase      string `json:"phase,omitempty"`
 	SandboxPID int    `json:"sandbox_pid,omitempty"`
 	Status     uint32 `json:"status,omitempty"` // wait status of the task, wait(2)
+	Lost       string `json:"lost,omitempty"`   // process of the sandbox whose death ended the task
 	Err        string `json:"err,omitempty"`
 	Step       string `json:"step,omitempty"` // what was being done when Err happened
 	Code       int    `json:"code,omitempty"` // 126 or 127 when the task could not be executed

@@ -6,7 +6,6 @@ import (
 	"flag"
 	"fmt"
 	"io"
-	"net"
 	"os"
 	"path"
 	"path/filepath"
@@ -18,9 +17,7 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-	"gvisor.dev/gvisor/pkg/control/client"
 	"gvisor.dev/gvisor/pkg/log"
-	"gvisor.dev/gvisor/runsc/boot"
 	"gvisor.dev/gvisor/runsc/cli/maincli"
 	"gvisor.dev/gvisor/runsc/config"
 	"gvisor.dev/gvisor/runsc/container"
@@ -339,7 +336,8 @@ func (h *helper) sandbox() error {
 	if m := <-h.orders; m.Op != opStart {
 		return failed("start", fmt.Errorf("unexpected order %q", m.Op))
 	}
-	if err := startWithLink(c, fdLink); err != nil {
+	task, err := startTask(c, fdLink)
+	if err != nil {
 		h.code = execCode(err)
 		return failed("start task", err)
 	}
@@ -347,19 +345,19 @@ func (h *helper) sandbox() error {
 	if err := h.ctl.send(message{Phase: phaseStarted, SandboxPID: c.Sandbox.Getpid()}); err != nil {
 		return err
 	}
-	status, err := c.Wait()
+	status, lost, err := task.wait()
 	if err != nil {
 		return failed("wait for task", err)
 	}
 	if err := c.Destroy(); err != nil {
 		return failed("destroy sandbox", err)
 	}
-	return h.handOver(uint32(status))
+	return h.handOver(message{Phase: phaseExited, Status: uint32(status), Lost: lost})
 }
 
 // handOver sends the descriptors of what the dead sandbox left and waits until
 // the runner has read it. The mounts go with this process.
-func (h *helper) handOver(status uint32) error {
+func (h *helper) handOver(end message) error {
 	var files []*os.File
 	for _, d := range []string{"workspace", "out"} {
 		f, err := os.Open(filepath.Join(helperBase, "ws", d))
@@ -368,7 +366,7 @@ func (h *helper) handOver(status uint32) error {
 		}
 		files = append(files, f)
 	}
-	if err := h.ctl.send(message{Phase: phaseExited, Status: status}, files...); err != nil {
+	if err := h.ctl.send(end, files...); err != nil {
 		return err
 	}
 	<-h.orders
@@ -394,58 +392,4 @@ func runscConfig(c helperConfig) (*config.Config, error) {
 		return nil, err
 	}
 	return config.NewFromFlags(fs)
-}
-
-// startWithLink is what Container.Start does for a root container, with our
-// descriptor as the only interface instead of a loopback-only network. Both are
-// calls on the sentry's control socket; the network arguments come first because
-// the sentry's system-call filter is installed by the second.
-func startWithLink(c *container.Container, fd int) error {
-	conn, err := client.ConnectTo(c.Sandbox.GetControlSocketPath())
-	if err != nil {
-		return fmt.Errorf("connect to sentry: %w", err)
-	}
-	defer conn.Close()
-	if err := conn.Call(boot.ContMgrSetNetworkArgs, linkArgs(fd), nil); err != nil {
-		return fmt.Errorf("network self-test: %w", err)
-	}
-	if err := conn.Call(boot.ContMgrRootContainerStart, &c.ID, nil); err != nil {
-		return err
-	}
-	c.Status = container.Running
-	return nil
-}
-
-func linkArgs(fd int) *boot.CreateLinksAndRoutesArgs {
-	lo := boot.DefaultLoopbackLink
-	lo.Addresses = lo.Addresses[:1] // 127.0.0.1/8 only, no ::1
-	lo.Routes = lo.Routes[:1]
-	args := &boot.CreateLinksAndRoutesArgs{
-		LoopbackLinks: []boot.LoopbackLink{lo},
-		FDBasedLinks: []boot.FDBasedLink{{
-			Name: "eth0", MTU: linkMTU, NumChannels: 1,
-			Addresses:         []boot.IPWithPrefix{{Address: net.ParseIP(sandboxAddr).To4(), PrefixLen: 32}},
-			RXChecksumOffload: true, TXChecksumOffload: true,
-			QDisc: config.QDiscFIFO,
-		}},
-		Defaultv4Gateway: boot.DefaultRoute{Name: "eth0", Route: boot.Route{
-			Destination: net.IPNet{IP: net.IPv4zero.To4(), Mask: net.IPMask(net.IPv4zero.To4())},
-		}},
-	}
-	args.FilePayload.Files = []*os.File{os.NewFile(uintptr(fd), "link")}
-	return args
-}
-
-// execCode tells, from the sentry's answer (errors lose their type on the way),
-// whether the task was not found (127) or not executable (126); 0 when the
-// failure has nothing to do with the command.
-func execCode(err error) int {
-	s := err.Error()
-	if !strings.Contains(s, "failed to load") && !strings.Contains(s, "error finding executable") {
-		return 0
-	}
-	if strings.Contains(s, "no such file or directory") || strings.Contains(s, "not a directory") {
-		return ExitNotFound
-	}
-	return ExitNotExecutable
 }

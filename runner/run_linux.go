@@ -159,7 +159,9 @@ func (u *run) begin(ctx context.Context) error {
 	if err := u.confine(); err != nil {
 		return err
 	}
-	if err := u.cg.add(u.cmd.Process.Pid); err != nil {
+	if err := u.cg.add(u.cmd.Process.Pid); errors.Is(err, unix.ESRCH) {
+		return refusef("sandbox: %w", errHelperKilled)
+	} else if err != nil {
 		return refusef("%w", err)
 	}
 	if err := u.connect(ctx); err != nil {
@@ -364,17 +366,21 @@ func (u *run) configure(ctx context.Context) error {
 		err = cerr
 	}
 	if err == nil {
-		if u.copied, err = u.sendInputs(ctx); err != nil {
-			err = errors.Join(err, u.helperFailure())
+		u.copied, err = u.sendInputs(ctx)
+	}
+	if err != nil {
+		switch why := u.helperFailure(); {
+		case why != nil && errors.Is(err, unix.EPIPE):
+			err = why // it closed the pipe
+		default:
+			err = errors.Join(err, why)
 		}
-	} else {
-		err = errors.Join(err, u.helperFailure())
 	}
 	if err != nil && u.cg.oomKilled() {
 		return &Error{ExitOOM, errors.New("out of memory while the inputs were copied: /workspace and /out are in memory; hint: --memory")}
 	}
 	if err != nil {
-		return refusef("prepare sandbox: %w", err)
+		return refusef("sandbox: prepare: %w", err)
 	}
 	return nil
 }
@@ -395,11 +401,16 @@ func (u *run) sendInputs(ctx context.Context) ([]audit.File, error) {
 // helperFailure is what the helper says when a pipe to it broke.
 func (u *run) helperFailure() error {
 	m, _, err := u.ctl.recv()
+	if errors.Is(err, io.EOF) {
+		return errHelperKilled
+	}
 	if err == nil && m.Err != "" {
 		return fmt.Errorf("%s: %s", m.Step, m.Err)
 	}
 	return nil
 }
+
+var errHelperKilled = errors.New("the helper process was killed")
 
 func (u *run) trace(name string) {
 	if u.t.Trace == nil {

@@ -54,8 +54,8 @@ func (u *run) supervise(ctx context.Context, res *Result) error {
 		case m.Phase == phaseExited:
 			timer.Stop()
 			u.trace(phaseExited)
-			u.taskEnded(unix.WaitStatus(m.Status), res)
-			return u.collect(files, res)
+			lost := u.taskEnded(unix.WaitStatus(m.Status), m.Lost, res)
+			return errors.Join(lost, u.collect(files, res))
 		}
 	}
 }
@@ -124,8 +124,9 @@ func (u *run) starting() bool {
 	}
 }
 
-// taskEnded turns the wait status into cause and exit code.
-func (u *run) taskEnded(ws unix.WaitStatus, res *Result) {
+// taskEnded turns the wait status into cause and exit code. A task that ended with
+// its sandbox, for no reason of ours, is an error.
+func (u *run) taskEnded(ws unix.WaitStatus, lost string, res *Result) error {
 	switch cause := u.causeSet(); {
 	case cause == CauseTimeout:
 		res.Cause, res.ExitCode = CauseTimeout, ExitTimeout
@@ -133,11 +134,14 @@ func (u *run) taskEnded(ws unix.WaitStatus, res *Result) {
 		res.Cause, res.ExitCode = CauseOOM, ExitOOM
 	case u.early.Load() != 0:
 		res.Cause, res.ExitCode = CauseSignal, 128+int(u.early.Load())
+	case lost != "" && u.causeSet() == "":
+		return refusef("sandbox: its %s was killed; hint: see whether the host ran out of memory (dmesg)", lost)
 	case ws.Signaled():
 		res.Cause, res.ExitCode = CauseSignal, 128+int(ws.Signal())
 	default:
 		res.Cause, res.ExitCode = CauseExit, ws.ExitStatus()
 	}
+	return nil
 }
 
 func (u *run) helperError(m message, res *Result) error {
@@ -169,7 +173,7 @@ func (u *run) helperDied(err error) error {
 	case cause == CauseOOM, u.cg.oomKilled():
 		return &Error{ExitOOM, errors.New("out of memory; the sandbox was killed")}
 	case errors.Is(err, io.EOF):
-		return refusef("sandbox: the helper process was killed")
+		return refusef("sandbox: %w", errHelperKilled)
 	}
 	return refusef("sandbox: helper: %w", err)
 }

@@ -98,11 +98,18 @@ func hit(t *testing.T, l *lab, want, script string, victim func(runner.Phase) in
 		if p.HelperPID == 0 {
 			p.HelperPID = followTrace(t, trace, "spawned").HelperPID
 		}
-		_ = syscall.Kill(victim(p), syscall.SIGKILL) // it may just be gone: then another try
+		pid := victim(p)
+		killed := pid > 0 && syscall.Kill(pid, syscall.SIGKILL) == nil // it may just be gone: then another try
 		_ = cmd.Wait()
+		if pid != p.PID {
+			if killed {
+				return cmd, p, &errs
+			}
+			continue
+		}
 		// A run that has just ended has no state file any more: it was not hit.
 		_, gone := os.Stat(filepath.Join(l.dir, "state/runs", p.Run+".jsonl"))
-		if last := lastPhase(t, trace); last.Name == want && gone == nil || victim(p) == p.HelperPID {
+		if last := lastPhase(t, trace); last.Name == want && gone == nil {
 			return cmd, p, &errs
 		}
 	}
@@ -171,14 +178,30 @@ func (l *lab) mustTellTheEnd(id, phase string) {
 	}
 }
 
-func TestE2EKillNineOfTheHelper(t *testing.T) { // I8, F121
+// TestE2EKillNineOfTheRest: warder lives, so nothing at all is left when it ends,
+// and it says what was killed.
+func TestE2EKillNineOfTheRest(t *testing.T) { // I7, I8, F121
 	before := mounts(t)
-	for _, c := range []struct{ phase, script string }{{"spawned", killable}, {"created", killable}, {"started", killable}, {"lease.issue", killable}} {
-		t.Run(c.phase, func(t *testing.T) {
+	named := func(name string) func(runner.Phase) int {
+		return func(p runner.Phase) int { return roles(p.Run)[name] }
+	}
+	helper := func(p runner.Phase) int { return p.HelperPID }
+	for _, c := range []struct {
+		phase, name string
+		victim      func(runner.Phase) int
+	}{
+		{"spawned", "helper", helper}, {"created", "helper", helper}, {"started", "helper", helper}, {"lease.issue", "helper", helper},
+		{"created", "sentry", named("runsc-sandbox")}, {"started", "sentry", named("runsc-sandbox")}, {"lease.issue", "sentry", named("runsc-sandbox")},
+		{"created", "gofer", named("runsc-gofer")}, {"started", "gofer", named("runsc-gofer")}, {"lease.issue", "gofer", named("runsc-gofer")},
+	} {
+		t.Run(c.name+" when "+c.phase, func(t *testing.T) {
 			l, v := vaultLab(t)
-			cmd, p, errs := hit(t, l, c.phase, c.script, func(p runner.Phase) int { return p.HelperPID })
-			if cmd.ProcessState.ExitCode() != runner.ExitWarder || !strings.Contains(errs.String(), "warder:") {
+			cmd, p, errs := hit(t, l, c.phase, killable, c.victim)
+			if cmd.ProcessState.ExitCode() != runner.ExitWarder || !strings.Contains(errs.String(), "warder: run "+p.Run+": sandbox:") {
 				t.Errorf("exit %d: %s", cmd.ProcessState.ExitCode(), errs.String())
+			}
+			if c.phase != "created" && !strings.Contains(errs.String(), c.name) {
+				t.Errorf("%s is not named: %s", c.name, errs.String())
 			}
 			waitGone(t, p.Run)
 			if now := mounts(t); now != before {
@@ -194,6 +217,10 @@ func TestE2EKillNineOfTheHelper(t *testing.T) { // I8, F121
 				if alive, _ := v.Alive(t, a); alive {
 					t.Error("a child token is still alive")
 				}
+			}
+			ends := l.records(func(r *audit.Record) bool { return r.Event == audit.EventRunEnd && r.Run.ID == p.Run })
+			if len(ends) != 1 || ends[0].Cause != runner.CauseError || !strings.Contains(ends[0].Detail, "sandbox:") {
+				t.Errorf("the log says of the end: %+v", ends)
 			}
 			l.mustTellTheEnd(p.Run, c.phase)
 			l.mustBeComplete()

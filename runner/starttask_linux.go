@@ -1,0 +1,115 @@
+package runner
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"strings"
+
+	"golang.org/x/sys/unix"
+	"gvisor.dev/gvisor/pkg/control/client"
+	"gvisor.dev/gvisor/runsc/boot"
+	"gvisor.dev/gvisor/runsc/config"
+	"gvisor.dev/gvisor/runsc/container"
+)
+
+// startTask is what Container.Start does for a root container, with our
+// descriptor as the only interface instead of a loopback-only network. Both are
+// calls on the sentry's control socket; the network arguments come first because
+// the sentry's system-call filter is installed by the second.
+func startTask(c *container.Container, fd int) (*startedTask, error) {
+	conn, err := client.ConnectTo(c.Sandbox.GetControlSocketPath())
+	if err != nil {
+		return nil, fmt.Errorf("connect to sentry: %w", err)
+	}
+	if err := conn.Call(boot.ContMgrSetNetworkArgs, linkArgs(fd), nil); err != nil {
+		_ = conn.Close()
+		return nil, fmt.Errorf("network self-test: %w", err)
+	}
+	if err := conn.Call(boot.ContMgrRootContainerStart, &c.ID, nil); err != nil {
+		_ = conn.Close()
+		return nil, err
+	}
+	c.Status = container.Running
+	t := &startedTask{c: c, told: make(chan struct{})}
+	// Asked at once, on the open connection: a sentry whose task is over ends too,
+	// and its own exit code does not say by which signal the task ended.
+	go func() {
+		defer close(t.told)
+		defer conn.Close()
+		t.err = conn.Call(boot.ContMgrWait, &c.ID, &t.status)
+	}()
+	return t, nil
+}
+
+// startedTask is a task that runs.
+type startedTask struct {
+	c      *container.Container
+	told   chan struct{}   // closed when the sentry answered, or is gone
+	status unix.WaitStatus // of the task, when err is nil
+	err    error
+}
+
+// wait waits until the task and its sandbox are gone. lost names the process of
+// the sandbox whose violent death was the end of the task, if one was.
+func (t *startedTask) wait() (status unix.WaitStatus, lost string, err error) {
+	<-t.told
+	if wasKilled(int(t.c.GoferPid.Load())) {
+		lost = "gofer" // the sentry ends the task then
+	}
+	own, err := t.c.Wait() // until the sentry has written everything and is gone
+	if err != nil {
+		return 0, "", err
+	}
+	if t.err == nil {
+		return t.status, lost, nil
+	}
+	if own.Signaled() { // it exits with a code, whatever its task did
+		lost = "sentry"
+	}
+	return own, lost, nil
+}
+
+// wasKilled reports that a child was ended by a signal. It stays to be reaped.
+func wasKilled(pid int) bool {
+	var info unix.Siginfo
+	if pid <= 0 || unix.Waitid(unix.P_PID, pid, &info, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT, nil) != nil {
+		return false
+	}
+	const killed, dumped = 2, 3 // CLD_KILLED, CLD_DUMPED (waitid(2))
+	return info.Signo == int32(unix.SIGCHLD) && (info.Code == killed || info.Code == dumped)
+}
+
+func linkArgs(fd int) *boot.CreateLinksAndRoutesArgs {
+	lo := boot.DefaultLoopbackLink
+	lo.Addresses = lo.Addresses[:1] // 127.0.0.1/8 only, no ::1
+	lo.Routes = lo.Routes[:1]
+	args := &boot.CreateLinksAndRoutesArgs{
+		LoopbackLinks: []boot.LoopbackLink{lo},
+		FDBasedLinks: []boot.FDBasedLink{{
+			Name: "eth0", MTU: linkMTU, NumChannels: 1,
+			Addresses:         []boot.IPWithPrefix{{Address: net.ParseIP(sandboxAddr).To4(), PrefixLen: 32}},
+			RXChecksumOffload: true, TXChecksumOffload: true,
+			QDisc: config.QDiscFIFO,
+		}},
+		Defaultv4Gateway: boot.DefaultRoute{Name: "eth0", Route: boot.Route{
+			Destination: net.IPNet{IP: net.IPv4zero.To4(), Mask: net.IPMask(net.IPv4zero.To4())},
+		}},
+	}
+	args.FilePayload.Files = []*os.File{os.NewFile(uintptr(fd), "link")}
+	return args
+}
+
+// execCode tells, from the sentry's answer (errors lose their type on the way),
+// whether the task was not found (127) or not executable (126); 0 when the
+// failure has nothing to do with the command.
+func execCode(err error) int {
+	s := err.Error()
+	if !strings.Contains(s, "failed to load") && !strings.Contains(s, "error finding executable") {
+		return 0
+	}
+	if strings.Contains(s, "no such file or directory") || strings.Contains(s, "not a directory") {
+		return ExitNotFound
+	}
+	return ExitNotExecutable
+}
