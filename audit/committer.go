@@ -4,8 +4,6 @@ import (
 	"errors"
 	"runtime"
 	"time"
-
-	"golang.org/x/mod/sumdb/tlog"
 )
 
 // Sizes and times of the committer.
@@ -20,11 +18,19 @@ const (
 	spaceEvery      = 30                     // idle ticks between looks at the free space
 )
 
-// committer is the only writer of a stream: one goroutine, from Open to Close.
+// committer is the only writer of a stream: one goroutine, from Open to Close. While the
+// disk syncs one flight of lines, the next is made and written, so that a line waits for
+// the rest of one fdatasync and for its own.
 type committer struct {
 	l       *Log
 	s       *stream
 	group   group
+	written flight     // in the kernel; the next fdatasync is theirs
+	syncing flight     // what the fdatasync under way is for
+	arrived flight     // synced, and not answered for yet
+	spare   flight     // empty, for its room
+	busy    bool       // an fdatasync is under way; its outcome comes from synced
+	synced  chan error // capacity 1
 	pending pending
 	kept    []*entry // closing records that could not be written yet; their futures are answered
 	full    error    // why there is no next segment
@@ -38,13 +44,11 @@ type committer struct {
 
 // group is the lines that one call writes.
 type group struct {
-	entries []*entry
 	base    []byte // room of buf, from the start of a block on
 	shift   int    // where buf starts in base, and in a block of the file
 	buf     []byte
-	leaves  []tlog.Hash // of the lines, made while they are in the processor's caches
 	relaxed int
-	prev    hexHash // the chain's hash before the group
+	cargo
 }
 
 // refusal counts the records that were refused since the last one that was not.
@@ -55,7 +59,7 @@ type refusal struct {
 }
 
 func newCommitter(l *Log, s *stream) *committer {
-	return &committer{l: l, s: s, pending: newPending()}
+	return &committer{l: l, s: s, synced: make(chan error, 1), pending: newPending()}
 }
 
 func (c *committer) run() {
@@ -66,6 +70,9 @@ func (c *committer) run() {
 	var room []*entry // for the next batch
 	for !c.ended {
 		select {
+		case err := <-c.synced:
+			c.landed(err)
+			continue
 		case <-c.l.wake:
 		case <-timer.C:
 			c.tick()
@@ -91,6 +98,7 @@ func (c *committer) work(batch []*entry) {
 			continue
 		}
 		c.commit(batch[from:i])
+		_ = c.flushAll() // who waits for it is told
 		from = i + 1
 		e.answer(e.task())
 	}
@@ -119,17 +127,29 @@ func (c *committer) commit(batch []*entry) {
 				return
 			}
 		}
-		if !c.s.room(n, false) && !c.rotate() && !c.settles(e) {
-			c.refuse([]*entry{e}, c.full)
-			continue
+		if !c.s.room(n, false) && !c.rotate() {
+			if c.s.dirty {
+				c.refuse(batch[i:], c.full)
+				return
+			}
+			if !c.settles(e) {
+				c.refuse([]*entry{e}, c.full)
+				continue
+			}
 		}
 		c.stage(e)
 	}
-	if err := c.flush(); err != nil {
-		return
+	if c.full != nil {
+		c.l.setFault(c.wrap(c.full))
 	}
-	c.l.setFault(c.wrap(c.full))
-	c.confess()
+	switch {
+	case c.owes():
+		if c.flushAll() == nil {
+			c.confess()
+		}
+	case !c.busy: // else the group goes when the disk is ready for it
+		_ = c.flush() // who waits for it is told
+	}
 }
 
 // settles says whether e may use the reserve, and is kept when the disk fails.
@@ -137,9 +157,14 @@ func (c *committer) settles(e *entry) bool {
 	if c.pending.settles(e.rec) {
 		return true
 	}
-	for _, g := range c.group.entries { // reserved in the same group
-		if e.rec.Request != nil && g.rec.Request != nil && g.rec.Request.ID == e.rec.Request.ID {
-			return e.rec.Event == EventRequest && e.rec.Stage != StageReserved
+	if e.rec.Event != EventRequest || e.rec.Request == nil || e.rec.Stage == StageReserved {
+		return false
+	}
+	for _, some := range [][]*entry{c.syncing.entries, c.written.entries, c.group.entries} {
+		for _, g := range some { // reserved a moment ago
+			if g.rec.Request != nil && g.rec.Request.ID == e.rec.Request.ID {
+				return true
+			}
 		}
 	}
 	return false
@@ -166,7 +191,7 @@ func (c *committer) stage(e *entry) {
 	}
 }
 
-// flush writes the group, and syncs it unless all of it is relaxed. After an error the
+// flush hands the group to the kernel and sees to its fdatasync. After an error the
 // group is not in the chain, but for one whose relaxed records were answered for.
 func (c *committer) flush() error {
 	g := &c.group
@@ -174,63 +199,96 @@ func (c *committer) flush() error {
 		return nil
 	}
 	defer g.reset()
+	apart := g.relaxed > 0 || len(c.s.unsynced) > 0 // nothing else is under way then
+	if apart {
+		if err := c.drain(); err != nil {
+			return err
+		}
+	}
 	err := c.s.write(g.buf)
+	if err != nil {
+		if err := c.drain(); err != nil { // it stands before the group
+			return err
+		}
+	}
 	if errors.Is(err, errReplaced) {
 		if err = c.mend(); err == nil {
 			err = c.s.write(g.buf)
 		}
 	}
 	if err != nil {
-		c.unstage()
+		c.unstage(&g.cargo, 0)
 		c.refuse(g.entries, err)
 		return err
 	}
-	if g.relaxed > 0 { // answered for, so it stays
-		c.s.unsynced = append(c.s.unsynced, g.buf...)
-		c.advance()
-		for _, e := range g.entries {
-			if e.relaxed {
-				e.answer(nil)
-			}
+	if apart {
+		return c.settleApart()
+	}
+	c.board()
+	if !c.busy {
+		c.launch()
+	}
+	return nil
+}
+
+// settleApart answers for a group that has relaxed records or comes after such, and
+// syncs it unless all of it is relaxed.
+func (c *committer) settleApart() error {
+	g := &c.group
+	if g.relaxed == 0 {
+		if err := c.s.sync(); err != nil {
+			c.unstage(&g.cargo, 0)
+			c.refuse(g.entries, err)
+			return err
 		}
-		if g.relaxed == len(g.entries) && len(c.s.unsynced) <= maxUnsynced {
-			return nil
+		c.s.settle()
+		c.s.durable += int64(len(g.buf))
+		c.finish(&g.cargo)
+		return nil
+	}
+	c.s.unsynced = append(c.s.unsynced, g.buf...) // answered for, so it stays
+	c.advance(&g.cargo)
+	for _, e := range g.entries {
+		if e.relaxed {
+			e.answer(nil)
 		}
 	}
-	if err := c.s.sync(); err != nil {
-		if g.relaxed > 0 {
+	if g.relaxed < len(g.entries) || len(c.s.unsynced) > maxUnsynced {
+		if err := c.s.sync(); err != nil {
 			c.l.setFault(c.wrap(err))
 			for _, e := range g.entries {
 				e.answer(c.wrap(err))
 			}
 			return err
 		}
-		c.unstage()
-		c.refuse(g.entries, err)
-		return err
+		c.s.settle()
+		for _, e := range g.entries {
+			e.answer(nil)
+		}
 	}
-	for _, e := range g.entries {
-		e.answer(nil)
-	}
-	c.s.settle()
-	if g.relaxed == 0 {
-		c.s.durable += int64(len(g.buf))
-		c.advance()
-	}
+	c.l.setFault(c.wrap(c.full))
 	return nil
 }
 
-// unstage takes the group out of the chain again.
-func (c *committer) unstage() {
-	c.s.seq, c.s.prev = c.s.seq-uint64(len(c.group.entries)), c.group.prev
+// finish answers for lines that are on the disk.
+func (c *committer) finish(l *cargo) {
+	for _, e := range l.entries {
+		e.answer(nil)
+	}
+	c.advance(l)
+	c.l.setFault(c.wrap(c.full))
 }
 
-// advance takes the group's lines for written.
-func (c *committer) advance() {
-	g := &c.group
+// unstage takes lines, and more that come after them, out of the chain again.
+func (c *committer) unstage(l *cargo, more int) {
+	c.s.seq, c.s.prev = c.s.seq-uint64(len(l.entries)+more), l.prev
+}
+
+// advance takes lines for written.
+func (c *committer) advance(l *cargo) {
 	var weight int64
-	for i, e := range g.entries {
-		c.s.tree.addHash(g.leaves[i])
+	for i, e := range l.entries {
+		c.s.tree.addHash(l.leaves[i])
 		c.pending.note(e.rec)
 		c.ranEnd = c.ranEnd || e.rec.Event == EventRunEnd
 		weight += e.weight
@@ -250,9 +308,9 @@ func (g *group) grow(n int) {
 }
 
 func (g *group) reset() {
-	clear(g.entries)
 	if len(g.base) > 2*maxGroup {
 		g.base = nil
 	}
-	g.entries, g.buf, g.leaves, g.relaxed = g.entries[:0], g.buf[:0], g.leaves[:0], 0
+	g.buf, g.relaxed = g.buf[:0], 0
+	g.cargo.reset()
 }

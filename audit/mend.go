@@ -11,6 +11,9 @@ func (c *committer) mend() error {
 	if !c.s.dirty {
 		return nil
 	}
+	if err := c.drain(); err != nil {
+		return err
+	}
 	return c.s.heal()
 }
 
@@ -64,6 +67,9 @@ func (c *committer) rotate() bool {
 
 // syncRelaxed makes what relaxed records left to the kernel durable.
 func (c *committer) syncRelaxed() error {
+	if err := c.drain(); err != nil {
+		return err
+	}
 	if err := c.mend(); err != nil {
 		return err
 	}
@@ -76,6 +82,9 @@ func (c *committer) syncRelaxed() error {
 	c.s.settle()
 	return nil
 }
+
+// owes says whether there is something to confess.
+func (c *committer) owes() bool { return c.s.restored || c.refused.records > 0 }
 
 // confess writes what befell the log, now that it can be written.
 func (c *committer) confess() {
@@ -106,12 +115,15 @@ func (c *committer) record(r *Record) error {
 		return err
 	}
 	c.stage(e)
-	return c.flush()
+	return c.flushAll()
 }
 
 // tick does what is due without a record: sync, mend, look at files and space, sign.
 func (c *committer) tick() {
 	c.ticks++
+	if c.flushAll() != nil {
+		return // it is said
+	}
 	if err := c.syncRelaxed(); err != nil {
 		c.l.setFault(c.wrap(err))
 		return
@@ -124,6 +136,9 @@ func (c *committer) tick() {
 		}
 	}
 	c.commit(nil)
+	if c.flushAll() != nil {
+		return // it is said
+	}
 	if c.full != nil && !c.s.room(frameBytes, false) {
 		c.full = nil
 		c.rotate()
@@ -172,16 +187,19 @@ func (c *committer) checkpoint() error {
 // close ends the stream. Its lock is given back in any case.
 func (c *committer) close(ctx context.Context) error {
 	c.ended = true
-	err := c.finish()
+	err := c.writeOwed()
 	if err == nil {
 		err = c.seal(ctx)
 	}
 	return errors.Join(err, c.s.close())
 }
 
-// finish writes everything that is owed.
-func (c *committer) finish() error {
+// writeOwed writes everything that is owed.
+func (c *committer) writeOwed() error {
 	c.commit(nil)
+	if err := c.flush(); err != nil {
+		return err
+	}
 	if err := c.syncRelaxed(); err != nil {
 		return err
 	}

@@ -48,7 +48,8 @@ type stream struct {
 	segStat  fs.FileInfo
 	segSize  int64  // bytes that may be written without asking for space
 	durable  int64  // end of what fdatasync has confirmed
-	unsynced []byte // whole lines after durable that the kernel has and callers were told of
+	flying   int64  // bytes after durable that the kernel has and nobody was told of yet
+	unsynced []byte // whole lines after durable that the kernel has and callers were told of; none while some fly
 	reach    int64  // end of what any write may have touched
 	restored bool   // heal has put the segment back under its name
 	dirty    bool   // bytes after durable+unsynced may be left from a failed write
@@ -62,7 +63,7 @@ func (s *stream) temp(name string) string {
 }
 
 // end is where the next line goes.
-func (s *stream) end() int64 { return s.durable + int64(len(s.unsynced)) }
+func (s *stream) end() int64 { return s.durable + s.flying + int64(len(s.unsynced)) }
 
 // room says whether n more bytes fit in what is allocated.
 func (s *stream) room(n int, closing bool) bool {

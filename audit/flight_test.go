@@ -1,0 +1,137 @@
+package audit
+
+import (
+	"errors"
+	"fmt"
+	"runtime"
+	"syscall"
+	"testing"
+)
+
+// heldSync holds the next fdatasync of a segment until it is told its outcome.
+type heldSync struct {
+	began   chan struct{}
+	outcome chan error
+}
+
+// holdSync has the next fdatasync held, and calls of the kind op after it fail with err.
+func holdSync(f *faulty, op string, err error) heldSync {
+	h := heldSync{make(chan struct{}), make(chan error)}
+	held := false
+	f.set(func(_ int, got, _ string) error {
+		if got == "fdatasync" && !held {
+			held = true
+			close(h.began)
+			return <-h.outcome
+		}
+		if held && got == op {
+			return err
+		}
+		return nil
+	})
+	return h
+}
+
+// queued returns once the committer has taken everything that came: it makes lines of
+// it before it looks at an fdatasync's outcome.
+func (g *rig) queued() {
+	for waiting := 1; waiting > 0; runtime.Gosched() {
+		g.Log.mu.Lock()
+		waiting = len(g.queue)
+		g.Log.mu.Unlock()
+	}
+}
+
+// What is made while the disk syncs goes with the next fdatasync, in its order.
+func TestWhatComesDuringASyncGoesWithTheNext(t *testing.T) {
+	fsys := &faulty{}
+	g := start(t, Options{FS: fsys})
+	g.must(t, g.reserved("q0"))
+	h := holdSync(fsys, "", nil)
+	first := g.Append(t.Context(), g.completed("q0"))
+	<-h.began
+	g.queued()
+	var later []*Future
+	for i := range 40 {
+		later = append(later, g.Append(t.Context(), g.reserved(fmt.Sprint("q", i+1))))
+	}
+	g.queued()
+	h.outcome <- nil
+	for i, f := range append([]*Future{first}, later...) {
+		if err := f.Wait(t.Context()); err != nil {
+			t.Errorf("record %d: %v", i, err)
+		}
+	}
+	syncs := 0
+	for _, call := range fsys.calls {
+		if call == "fdatasync 1.jsonl" {
+			syncs++
+		}
+	}
+	if syncs > 4 { // of the opening, q0, the held one, and all that came during it
+		t.Errorf("%d calls of fdatasync: what came together was not synced together", syncs)
+	}
+	g.close(t)
+	wantVerdict(t, g.dir, VerdictComplete)
+	for i, r := range records(t, g.dir, Filter{}) {
+		if r.Seq != uint64(i) {
+			t.Errorf("record %d has seq %d", i, r.Seq)
+		}
+	}
+}
+
+// A failed fdatasync takes what was made after it along: nobody is told that it stands,
+// and the chain goes on where it was.
+func TestAFailedSyncRefusesWhatCameAfterIt(t *testing.T) {
+	fsys := &faulty{}
+	g := start(t, Options{FS: fsys})
+	g.must(t, g.reserved("q0"))
+	h := holdSync(fsys, "", nil)
+	lost := []*Future{g.Append(t.Context(), g.reserved("q1"))}
+	<-h.began
+	for i := range 8 {
+		lost = append(lost, g.Append(t.Context(), g.reserved(fmt.Sprint("lost", i))))
+	}
+	g.queued()
+	h.outcome <- syscall.EIO
+	for i, f := range lost {
+		if err := f.Wait(t.Context()); !errors.Is(err, syscall.EIO) {
+			t.Errorf("record %d: %v, want EIO", i, err)
+		}
+	}
+	g.must(t, g.completed("q0"))
+	g.close(t)
+	wantVerdict(t, g.dir, VerdictComplete)
+	for _, r := range records(t, g.dir, Filter{}) {
+		if r.Request != nil && r.Request.ID != "q0" {
+			t.Errorf("%s was refused, and is in the log", r.Request.ID)
+		}
+	}
+}
+
+// The outcome of a request whose reservation has just been synced is kept when its own
+// write fails: it closes something that is in the log.
+func TestAnOutcomeBehindItsReservationIsKept(t *testing.T) {
+	fsys := &faulty{}
+	g := start(t, Options{FS: fsys})
+	h := holdSync(fsys, "write", syscall.ENOSPC)
+	reserved := g.Append(t.Context(), g.reserved("q1"))
+	<-h.began
+	done := g.Append(t.Context(), g.completed("q1"))
+	g.queued()
+	h.outcome <- nil
+	if err := reserved.Wait(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := done.Wait(t.Context()); !errors.Is(err, syscall.ENOSPC) {
+		t.Fatalf("the outcome: %v, want ENOSPC", err)
+	}
+	fsys.set(nil)
+	g.tickNow(t)
+	g.close(t)
+	wantVerdict(t, g.dir, VerdictComplete)
+	rs := records(t, g.dir, Filter{})
+	if len(rs) < 2 || rs[0].Stage != StageReserved || rs[1].Stage != StageCompleted || rs[1].Request.ID != "q1" {
+		t.Errorf("the log holds %v", rs)
+	}
+}
