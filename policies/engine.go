@@ -143,6 +143,7 @@ func (e *Engine) underFloor() {
 	f := e.floor
 	e.parts |= f.parts
 	e.needs.Body, e.needs.Time = e.needs.Body || f.needs.Body, e.needs.Time || f.needs.Time
+	e.needs.Usage = e.needs.Usage || f.needs.Usage
 	if f.cache == nil {
 		e.cache = nil
 	}

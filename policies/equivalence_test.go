@@ -148,7 +148,7 @@ func TestSchemaDescribesTheWholeInput(t *testing.T) {
 	if err := json.Unmarshal(inputSchema, &schema); err != nil {
 		t.Fatal(err)
 	}
-	built := map[string]bool{"run": true, "request": true, "destination": true}
+	built := map[string]bool{"run": true, "request": true, "destination": true, "usage.run": true, "usage.host": true, "usage.credentials": true}
 	for prefix, fields := range map[string][]field{"": topFields(), "run.": runFields(&reference{}), "request.": requestFields(&reference{}), "destination.": destinationFields()} {
 		for _, f := range fields {
 			built[prefix+f.name] = true

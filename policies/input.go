@@ -45,6 +45,11 @@ var (
 	keyRun         = ast.StringTerm("run")
 	keyRequest     = ast.StringTerm("request")
 	keyDestination = ast.StringTerm("destination")
+	keyHost        = ast.StringTerm("host")
+	keyRequests    = ast.StringTerm("requests")
+	keyBytesOut    = ast.StringTerm("bytes_out")
+	keyBytesIn     = ast.StringTerm("bytes_in")
+	keyCost        = ast.StringTerm("cost")
 )
 
 func newInputPlan(refs *reference, time bool) *inputPlan {
@@ -62,7 +67,8 @@ func newInputPlan(refs *reference, time bool) *inputPlan {
 	p.needs.Body = p.parts&^(partGRPC|partGit) != 0 || refs.has("request", "git", "refs") || refs.has("request", "git", "unparsed")
 	p.needs.Time = time || refs.has("time")
 	// What differs in every request would only fill the cache.
-	p.cacheable = !p.needs.Time && !refs.has("usage") && !refs.has("request", "id")
+	p.needs.Usage = refs.has("usage")
+	p.cacheable = !p.needs.Time && !p.needs.Usage && !refs.has("request", "id")
 	return p
 }
 
@@ -139,11 +145,33 @@ func topFields() []field {
 	return []field{
 		fixed("version", ast.InternedTerm(InputVersion)),
 		text("stage", func(in *Input) string { return in.Stage }),
-		fixed("usage", ast.ObjectTerm()),
+		{name: "usage", key: ast.StringTerm("usage"), get: func(in *Input, _ *parsedBody) *ast.Term { return in.Usage.term() }},
 		list("approvals", func(in *Input) []string { return in.Approvals }),
 		list("credentials", func(in *Input) []string { return in.Credentials }),
 		number("time", func(in *Input) int64 { return in.TimeNS }),
 	}
+}
+
+// term is the document of a usage; without one nothing was used.
+func (u *Usage) term() *ast.Term {
+	if u == nil {
+		u = &Usage{}
+	}
+	credentials := make([][2]*ast.Term, 0, len(u.Credentials))
+	for name, used := range u.Credentials {
+		credentials = append(credentials, [2]*ast.Term{ast.StringTerm(name), used.term()})
+	}
+	return ast.ObjectTerm(
+		[2]*ast.Term{keyRun, u.Run.term()}, [2]*ast.Term{keyHost, u.Host.term()},
+		[2]*ast.Term{keyCredentials, ast.ObjectTerm(credentials...)},
+	)
+}
+
+func (a Amounts) term() *ast.Term {
+	return ast.ObjectTerm(
+		[2]*ast.Term{keyRequests, integer(a.Requests)}, [2]*ast.Term{keyBytesOut, integer(a.BytesOut)},
+		[2]*ast.Term{keyBytesIn, integer(a.BytesIn)}, [2]*ast.Term{keyCost, integer(a.Cost)},
+	)
 }
 
 func runFields(refs *reference) []field {

@@ -49,6 +49,7 @@ type Input struct {
 	Destination Destination
 	Credentials []string // names offered to the run
 	Approvals   []string // rules approved so far
+	Usage       *Usage   // nil unless Needs.Usage
 	TimeNS      int64
 }
 
@@ -69,6 +70,19 @@ type Request struct {
 	Body          []byte // read ahead only when Needs.Body; nil otherwise
 	BodyRead      bool   // Body holds what was read (possibly empty)
 	BodyTruncated bool
+}
+
+// Usage is what a run has used so far. It is read before the request is counted,
+// so requests under way together see the same.
+type Usage struct {
+	Run         Amounts
+	Host        Amounts            // for the host of the request
+	Credentials map[string]Amounts // by name; those that were used
+}
+
+// Amounts are numbers of requests, of bytes of bodies, and of units of cost.
+type Amounts struct {
+	Requests, BytesOut, BytesIn, Cost int64
 }
 
 // Destination says how the connection arrived.
@@ -129,4 +143,5 @@ type Needs struct {
 	Connection bool // there are passthrough or tunnel rules: connections have to be judged too
 	Body       bool // any reference to input.request.body, graphql, jsonrpc, mcp or a non-constant one
 	Time       bool
+	Usage      bool // any reference to input.usage
 }

@@ -125,14 +125,7 @@ func (x *exchange) spendCost() {
 	}
 	x.cost.add(nil, true)
 	n := x.cost.cost(x.received.Load())
-	r := x.run
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	counted := make(map[string]bool, len(x.decision.Limits))
-	for _, l := range x.decision.Limits {
-		if key := "cost " + x.limitScope(l.Per); l.Cost > 0 && !counted[key] {
-			counted[key] = true
-			r.used[key] += n
-		}
+	for _, c := range x.counted {
+		c.cost.Add(n)
 	}
 }

@@ -51,9 +51,7 @@ func TestCostLimitCountsWhatAnswersSay(t *testing.T) {
 			if got[0] != 200 || got[1] != 200 || got[2] != 429 {
 				t.Errorf("statuses %v", got)
 			}
-			e.run.mu.Lock()
-			defer e.run.mu.Unlock()
-			if n := e.run.used["cost key tokens"]; n != 2*c.cost {
+			if n := e.run.used["key tokens"].cost.Load(); n != 2*c.cost || e.run.total.cost.Load() != n {
 				t.Errorf("counted %d for two answers", n)
 			}
 		})

@@ -518,3 +518,21 @@ func ask(t testing.TB, c net.Conn, raw string) reply {
 }
 
 func get(path, host string) string { return "GET " + path + " HTTP/1.1\r\nHost: " + host + "\r\n\r\n" }
+
+// atLeast waits for at least n completed requests.
+func (t *tape) atLeast(tb testing.TB, n int) {
+	tb.Helper()
+	for {
+		t.mu.Lock()
+		more := t.more
+		t.mu.Unlock()
+		if t.count(audit.StageCompleted) >= n {
+			return
+		}
+		select {
+		case <-more:
+		case <-time.After(20 * time.Second):
+			tb.Fatal("too few requests")
+		}
+	}
+}

@@ -1,7 +1,9 @@
 package proxy
 
 import (
+	"context"
 	"errors"
+	"io"
 	"net"
 	"net/http"
 	"strings"
@@ -39,6 +41,11 @@ type exchange struct {
 	queryKeys             []string
 
 	decision policies.Decision
+	judged   *judged // nil: it was not let through
+	usage    bool    // the policy looks at what was used
+	keptBody int64   // bytes of it
+	bounds   []bound // the limits of the decision
+	counted  []*counter
 	would    string
 	reserved bool
 	flying   *Run // counted in there
@@ -69,6 +76,9 @@ type exchange struct {
 	body     *clientBody // nil: none
 	duplex   bool        // the answer may overtake the body
 	headSent bool        // no more interim responses
+	over     bool        // the exchange has ended
+	stop     context.CancelFunc
+	far      io.Closer // the upstream's side, from its answer on
 }
 
 func (p *Proxy) newExchange(c *clientConn, h head, r *http.Request) *exchange {
@@ -134,6 +144,7 @@ func (x *exchange) interrupted() *refusal {
 // makes sure that a broken answer does not look whole.
 func (x *exchange) end() {
 	v := recover()
+	x.ended()
 	err, _ := v.(error)
 	abort := errors.Is(err, http.ErrAbortHandler)
 	if v != nil && !abort {

@@ -111,7 +111,11 @@ func (x *exchange) forward(r *http.Request) (*http.Response, error) {
 	defer func() { x.timing.Upstream = micros(time.Since(began)) }()
 	body := x.sending(r)
 	// Nothing else that is asked in the request's name may be traced.
-	out := r.WithContext(httptrace.WithClientTrace(r.Context(), x.trace()))
+	ctx, stop := context.WithCancel(httptrace.WithClientTrace(r.Context(), x.trace()))
+	if f := x.going(stop); f != nil {
+		return nil, f
+	}
+	out := r.WithContext(ctx)
 	out.RequestURI = ""
 	out.Close = false // the client's wish is about its own connection
 	// An answer may begin before the request has ended, and go on beside it.
@@ -124,6 +128,9 @@ func (x *exchange) forward(r *http.Request) (*http.Response, error) {
 		x.mu.Lock()
 		x.headSent = err == nil
 		broken := x.cut
+		if err == nil {
+			x.far = resp.Body
+		}
 		x.mu.Unlock()
 		if err == nil && broken != nil {
 			// The body broke off, and the upstream answered to that before its
@@ -268,9 +275,7 @@ func (b *sendBody) Read(p []byte) (n int, err error) {
 	}
 	b.seen.add(p[:n])
 	b.x.standIns.Store(b.seen.n)
-	if b.x.spendBytes("out", n) {
-		f := b.x.limitRefusal("bytes_out", 0, "scope")
-		f.detail = "the limit of bytes sent is used up"
+	if f := b.x.spendOut(n); f != nil {
 		b.x.interrupt(f)
 		return 0, f
 	}
@@ -327,9 +332,7 @@ func (b *answerBody) Read(p []byte) (n int, err error) {
 	b.x.run.flow.pass(b.x.run.ctx, n)
 	b.x.received.Add(int64(n))
 	b.x.cost.add(p[:n], false)
-	if b.x.spendBytes("in", n) {
-		f := refuse(reasonLimitExceeded, "the limit of bytes received is used up")
-		f.rule = b.x.decision.Rule
+	if f := b.x.spendIn(n); f != nil {
 		b.x.interrupt(f)
 		return 0, f
 	}
@@ -353,8 +356,11 @@ func (b *answerBody) Write(p []byte) (int, error) {
 		return 0, errors.New("proxy: not an upgraded connection")
 	}
 	b.x.run.flow.pass(b.x.run.ctx, len(p))
+	if f := b.x.spendOut(len(p)); f != nil {
+		b.x.interrupt(f)
+		return 0, f
+	}
 	n, err := b.up.Write(p)
-	b.x.run.flow.pass(b.x.run.ctx, n)
 	b.x.sent.Add(int64(n))
 	b.seen.list = b.x.run.standIns
 	b.seen.add(p[:n])

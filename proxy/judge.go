@@ -116,12 +116,10 @@ func mismatch(want authority, asked string) *refusal {
 	return f
 }
 
-// decide asks the policy.
+// decide asks the policy in force. One that comes into force meanwhile is asked
+// too: what goes on from here is known to PolicyChanged, what is judged by the
+// older one after that would not be.
 func (x *exchange) decide(r *http.Request) *refusal {
-	engine := x.p.policy()
-	if engine == nil {
-		return refuse(reasonPolicyError, "no policy is in force")
-	}
 	query := parseQuery(x.tgt.query)
 	x.queryKeys = sortedKeys(query)
 	in := &policies.Input{
@@ -133,20 +131,41 @@ func (x *exchange) decide(r *http.Request) *refusal {
 		},
 		Destination: policies.Destination{Transparent: x.conn.arr.transparent, Literal: x.auth.literal, SNI: x.conn.arr.sni},
 		Credentials: x.run.offered,
-		TimeNS:      x.p.clock().UnixNano(),
 	}
 	if x.run.id != nil {
 		in.Run = *x.run.id
 	}
-	if engine.Needs().Body {
-		if f := x.readAhead(r, &in.Request); f != nil {
+	for {
+		engine := x.p.policy()
+		if engine == nil {
+			return refuse(reasonPolicyError, "no policy is in force")
+		}
+		x.observe(engine, in)
+		if engine.Needs().Body && !in.Request.BodyRead {
+			if f := x.readAhead(r, &in.Request); f != nil {
+				return f
+			}
+		}
+		began := time.Now()
+		x.decision = engine.Decide(r.Context(), in)
+		x.timing.Decide = micros(time.Since(began))
+		if f := x.obey(x.decision); f != nil {
 			return f
 		}
+		if x.begin(in, engine); x.p.policy() == engine {
+			return nil
+		}
+		anew := *in // the other may be in use
+		in = &anew
 	}
-	began := time.Now()
-	x.decision = engine.Decide(r.Context(), in)
-	x.timing.Decide = micros(time.Since(began))
-	return x.obey(x.decision)
+}
+
+// observe completes an input with what differs from one moment to the next.
+func (x *exchange) observe(engine Decider, in *policies.Input) {
+	in.TimeNS = x.p.clock().UnixNano()
+	if x.usage = engine.Needs().Usage; x.usage {
+		in.Usage = x.run.usage(x.auth.host)
+	}
 }
 
 func (x *exchange) obey(d policies.Decision) *refusal {
@@ -263,85 +282,3 @@ var usualNames = func() map[string]string {
 	}
 	return m
 }()
-
-// withinLimits counts the request against every limit that the decision names.
-// Limits with the same scope share one count, whichever rule names them, so a
-// limit is never exceeded; requests that name no limit are not counted.
-func (x *exchange) withinLimits(req *http.Request) *refusal {
-	if x.decision.Verdict != policies.Allow || len(x.decision.Limits) == 0 {
-		return nil
-	}
-	if x.limitsCost() {
-		askUncoded(req.Header)
-	}
-	r := x.run
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for _, l := range x.decision.Limits {
-		scope := x.limitScope(l.Per)
-		switch {
-		case l.Cost > 0 && r.used["cost "+scope] >= l.Cost:
-			return x.limitRefusal("units of cost", l.Cost, l.Per)
-		case l.Requests > 0 && r.used["requests "+scope] >= l.Requests:
-			return x.limitRefusal("requests", l.Requests, l.Per)
-		case l.BytesOut > 0 && r.used["out "+scope] >= l.BytesOut:
-			return x.limitRefusal("bytes_out", l.BytesOut, l.Per)
-		case l.BytesIn > 0 && r.used["in "+scope] >= l.BytesIn:
-			return x.limitRefusal("bytes_in", l.BytesIn, l.Per)
-		}
-	}
-	counted := make(map[string]bool, len(x.decision.Limits))
-	for _, l := range x.decision.Limits {
-		if scope := x.limitScope(l.Per); l.Requests > 0 && !counted[scope] {
-			counted[scope] = true
-			r.used["requests "+scope]++
-		}
-	}
-	return nil
-}
-
-// spendBytes counts body bytes ("out" or "in") and reports whether a limit is
-// now exceeded.
-func (x *exchange) spendBytes(direction string, n int) bool {
-	if x.decision.Verdict != policies.Allow || n == 0 || len(x.decision.Limits) == 0 {
-		return false
-	}
-	over := false
-	r := x.run
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	counted := make(map[string]bool, len(x.decision.Limits))
-	for _, l := range x.decision.Limits {
-		most := l.BytesOut
-		if direction == "in" {
-			most = l.BytesIn
-		}
-		if most <= 0 {
-			continue
-		}
-		key := direction + " " + x.limitScope(l.Per)
-		if !counted[key] {
-			counted[key] = true
-			r.used[key] += int64(n)
-		}
-		over = over || r.used[key] > most
-	}
-	return over
-}
-
-func (x *exchange) limitScope(per string) string {
-	switch per {
-	case "host":
-		return "host " + x.auth.host
-	case "credential":
-		return "credential " + x.decision.Credential
-	default: // "run", or a key of the author's
-		return "key " + per
-	}
-}
-
-func (x *exchange) limitRefusal(what string, most int64, per string) *refusal {
-	f := refuse(reasonLimitExceeded, fmt.Sprintf("the limit of %d %s per %s is used up", most, what, per))
-	f.rule = x.decision.Rule
-	return f
-}

@@ -34,7 +34,7 @@ func (p *Proxy) connectionJudge() Decider {
 
 // judgeConnection asks what may be done with the connection as a whole. Every
 // answer but passthrough and tunnel means: intercept, and judge each request.
-func (c *clientConn) judgeConnection(e Decider, sni string) policies.Decision {
+func (c *clientConn) judgeConnection(e Decider, sni string) (policies.Decision, *policies.Input) {
 	in := &policies.Input{
 		Stage:       policies.StageConnection,
 		Request:     policies.Request{ID: identity.NewID(), Host: c.arr.want.host, Port: c.arr.want.port, ContentLength: -1},
@@ -45,7 +45,7 @@ func (c *clientConn) judgeConnection(e Decider, sni string) policies.Decision {
 	if c.run.id != nil {
 		in.Run = *c.run.id
 	}
-	return e.Decide(c.run.ctx, in)
+	return e.Decide(c.run.ctx, in), in
 }
 
 // carried is one opaque connection.
@@ -56,11 +56,15 @@ type carried struct {
 	id       string
 	sni      string
 	decision policies.Decision
+	in       *policies.Input // that it was judged by
+	by       Decider
 	start    time.Time
 	dst      *audit.Dst
 	attempts int
 
 	sent, received atomic.Int64
+	up             atomic.Pointer[upstreamConn]
+	halted         atomic.Pointer[refusal]
 	late           Decider // judges the client's first bytes, which were not there yet
 }
 
@@ -82,13 +86,13 @@ func (c *clientConn) opaque(e Decider, pre *prefixConn) (*carried, *refusal) {
 			return nil, f
 		}
 	}
-	d := c.judgeConnection(e, h.sni)
+	d, in := c.judgeConnection(e, h.sni)
 	named := h.sni == ""
 	if !named {
 		host, _, err := canonicalHost(h.sni)
 		named = err == nil && host == c.arr.want.host
 	}
-	o := &carried{c: c, client: pre, id: identity.NewID(), sni: h.sni, decision: d, start: time.Now()}
+	o := &carried{c: c, client: pre, id: identity.NewID(), sni: h.sni, decision: d, in: in, by: e, start: time.Now()}
 	switch {
 	case d.Verdict != policies.Passthrough && d.Verdict != policies.Tunnel, h.ech:
 		return nil, nil
@@ -109,13 +113,13 @@ func (c *clientConn) opaque(e Decider, pre *prefixConn) (*carried, *refusal) {
 
 // silent is asked when nothing has come yet: only a tunnel may begin so.
 func (c *clientConn) silent(e Decider, raw net.Conn) *carried {
-	d := c.judgeConnection(e, "")
+	d, in := c.judgeConnection(e, "")
 	if d.Verdict != policies.Tunnel {
 		return nil
 	}
 	return &carried{
 		c: c, client: &prefixConn{Conn: raw, arr: &c.arr}, mode: "tunnel", id: identity.NewID(),
-		decision: d, start: time.Now(), late: e,
+		decision: d, in: in, by: e, start: time.Now(), late: e,
 	}
 }
 
@@ -124,13 +128,21 @@ func (o *carried) carry() {
 	c := o.c
 	c.exchanges.Add(1)
 	ctx := c.run.ctx
-	f := o.reserve(ctx)
+	defer c.run.end(o)
+	f := o.join(o.in, o.by)
+	if f == nil {
+		c.run.total.requests.Add(1)
+		f = o.reserve(ctx)
+	}
 	var up *upstreamConn
 	if f == nil {
 		up, f = o.dial(ctx)
 	}
 	if f == nil {
 		f = o.copyBoth(up)
+	}
+	if halted := o.halted.Load(); halted != nil {
+		f = halted
 	}
 	o.complete(f)
 }
@@ -165,6 +177,9 @@ func (o *carried) dial(ctx context.Context) (*upstreamConn, *refusal) {
 	}
 	o.dst = dstOf(up)
 	up.use.Add(1) // a server may speak first
+	if o.up.Store(up); o.halted.Load() != nil {
+		_ = up.Close()
+	}
 	return up, nil
 }
 
@@ -232,7 +247,7 @@ func (o *carried) judgeLate() *refusal {
 		return f
 	}
 	o.sni = again.sni
-	return nil
+	return o.join(again.in, o.late)
 }
 
 func (o *carried) move(dst, src net.Conn, n, active *atomic.Int64, ended *atomic.Bool) {
@@ -252,6 +267,11 @@ func (o *carried) move(dst, src net.Conn, n, active *atomic.Int64, ended *atomic
 			_ = dst.SetWriteDeadline(time.Now().Add(limits.TunnelIdleTimeout))
 			wrote, werr := dst.Write((*buf)[:got])
 			n.Add(int64(wrote))
+			if n == &o.sent {
+				o.c.run.total.out.Add(int64(wrote))
+			} else {
+				o.c.run.total.in.Add(int64(wrote))
+			}
 			if werr != nil {
 				_ = src.Close() // nobody wants the rest
 				return

@@ -41,6 +41,8 @@ type Run struct {
 	dialer   *dialer
 	flow     meter
 	flying   atomic.Int64 // requests under way
+	total    counter      // of all that was let through
+	keptBody atomic.Int64 // bytes of bodies kept for judging again
 	lobby    *lobby       // set: callers are not identified yet
 
 	ctx    context.Context
@@ -55,9 +57,11 @@ type Run struct {
 	certs      map[string]*tls.Certificate // of these pools, where they have one
 	overrides  map[string]bool             // recorded
 	denials    []Denial
-	used       map[string]int64           // by limit scope
+	used       map[string]*counter        // by scope
+	usedBy     map[string]*counter        // by credential
 	scrubbers  map[string]*scrub.Scrubber // by credential: of the values used last
-	last       *audit.Future              // of the latest completed record
+	ongoing    map[ongoing]going
+	last       *audit.Future // of the latest completed record
 }
 
 // NewRun opens a run. Close must be called.
@@ -86,8 +90,10 @@ func (p *Proxy) newRun(id *identity.Run, o RunOptions) (*Run, error) {
 		grpc:       make(map[string]*http2.Transport),
 		certs:      make(map[string]*tls.Certificate),
 		overrides:  make(map[string]bool),
-		used:       make(map[string]int64),
 		scrubbers:  make(map[string]*scrub.Scrubber),
+		used:       make(map[string]*counter),
+		usedBy:     make(map[string]*counter),
+		ongoing:    make(map[ongoing]going),
 	}
 	r.flow.rate = float64(p.limits.BytesPerSecond)
 	r.ctx, r.cancel = context.WithCancel(context.Background())

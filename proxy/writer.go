@@ -92,6 +92,9 @@ func (w *responseWriter) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	if err == nil {
 		w.x.mu.Lock()
 		w.x.hijacked = c
+		if w.x.cut != nil { // meanwhile
+			_ = c.Close()
+		}
 		w.x.mu.Unlock()
 	}
 	return c, rw, err

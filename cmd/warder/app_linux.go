@@ -26,16 +26,17 @@ const closeTimeout = 30 * time.Second
 
 // app is the parts that run and proxy share, made once a process.
 type app struct {
-	cfg    *config.Config
-	engine atomic.Pointer[policies.Engine]
-	bundle bundleState
-	audit  *audit.Log
-	broker *broker.Broker
-	proxy  *proxy.Proxy
-	state  *runner.StateDir
-	logins *runner.State // journal of login tokens, nil without Vault
-	log    *slog.Logger
-	trace  func(runner.Phase) // nil: none; set before the first request
+	cfg         *config.Config
+	engine      atomic.Pointer[policies.Engine]
+	policyFiles string // fingerprint of what the policy was loaded from first
+	bundle      bundleState
+	audit       *audit.Log
+	broker      *broker.Broker
+	proxy       *proxy.Proxy
+	state       *runner.StateDir
+	logins      *runner.State // journal of login tokens, nil without Vault
+	log         *slog.Logger
+	trace       func(runner.Phase) // nil: none; set before the first request
 
 	opts       appOptions
 	once       sync.Once
@@ -214,6 +215,9 @@ func (a *app) decider() proxy.Decider {
 
 // loadPolicy compiles the policy folder or bundle. Without one, everything is denied.
 func (a *app) loadPolicy(ctx context.Context, stderr io.Writer) error {
+	if !a.opts.oneShot {
+		a.policyFiles = policies.Fingerprint(a.policyPaths()...) // before they are read
+	}
 	if a.cfg.Policy.Path == "" && a.cfg.Policy.Bundle == nil {
 		if a.cfg.File == "" {
 			fmt.Fprintln(stderr, "warder:", config.NoConfig)

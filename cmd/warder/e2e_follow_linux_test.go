@@ -4,11 +4,14 @@ import (
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
+	"crypto/tls"
 	"crypto/x509"
 	"encoding/pem"
 	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptest"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
@@ -59,6 +62,59 @@ func TestE2EProxyFollowsThePolicyFolder(t *testing.T) {
 	}
 	if o := l.warder("policy", "explain", "--decision", "none"); o.code != 1 || !strings.Contains(o.stderr, "is not in") {
 		t.Errorf("no such decision: exit %d: %s", o.code, o.stderr)
+	}
+}
+
+// TestE2EOpenStreamsAreCutByANewPolicy: an upload that never ends is open until the
+// folder changes.
+func TestE2EOpenStreamsAreCutByANewPolicy_F153(t *testing.T) {
+	l, addr, _, _ := proxyLab(t, "")
+	l.write("policies/api.rego", "package warder.egress\n\nallow contains {\"rule\": \"all\"} if input.request.host == \"api.allowed.test\"\n")
+	l.until(func() bool {
+		return strings.Contains(l.curl(addr, "-X", "PUT", "https://api.allowed.test/up"), "STATUS 200")
+	})
+	ca, err := os.ReadFile(filepath.Join(l.dir, "proxy-ca.pem"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(ca)
+	client := &http.Client{Transport: &http.Transport{
+		Proxy: http.ProxyURL(&url.URL{Scheme: "http", Host: addr}), TLSClientConfig: &tls.Config{RootCAs: roots},
+	}}
+	body, more := io.Pipe()
+	defer more.Close()
+	ended := make(chan string, 1)
+	go func() {
+		r, err := client.Post("https://api.allowed.test/stream", "text/plain", body)
+		if err != nil {
+			ended <- err.Error()
+			return
+		}
+		r.Body.Close()
+		ended <- r.Status
+	}()
+	if _, err := more.Write([]byte("the first of many")); err != nil {
+		t.Fatal(err)
+	}
+	of := func(stage string) func(*audit.Record) bool {
+		return func(r *audit.Record) bool {
+			return r.Stage == stage && r.Request != nil && r.Request.Path == "/stream"
+		}
+	}
+	l.until(func() bool { return len(l.records(of(audit.StageReserved))) == 1 })
+	select {
+	case how := <-ended:
+		t.Fatal("the upload ended by itself: ", how)
+	default:
+	}
+	l.write("policies/api.rego", nothingAllowed)
+	if how := <-ended; strings.HasPrefix(how, "200") {
+		t.Error(how)
+	}
+	l.until(func() bool { return len(l.records(of(audit.StageCompleted))) == 1 })
+	if r := l.records(of(audit.StageCompleted))[0]; r.Verdict != "deny" || r.Reason != "no-rule" {
+		t.Errorf("%s, %s", r.Verdict, r.Reason)
 	}
 }
 

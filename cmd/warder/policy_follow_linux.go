@@ -168,8 +168,7 @@ const followEvery = time.Second
 // function waits for that. A policy that does not load changes nothing.
 func (a *app) followPolicy(ctx context.Context, stderr io.Writer) (wait func()) {
 	f := &follower{app: a, stderr: stderr, paths: a.policyPaths()}
-	f.inForce = policies.Fingerprint(f.paths...)
-	f.before = f.inForce
+	f.inForce, f.before = a.policyFiles, a.policyFiles
 	hup := make(chan os.Signal, 1)
 	signal.Notify(hup, syscall.SIGHUP)
 	ctx, cancel := context.WithCancel(ctx)
@@ -270,7 +269,9 @@ func (f *follower) ask(ctx context.Context) {
 	}
 }
 
+// tell makes a new policy known: what is open and no longer allowed is cut.
 func (f *follower) tell(ctx context.Context) {
+	f.app.proxy.PolicyChanged()
 	f.app.recordPolicy(ctx)
 	fmt.Fprintln(f.stderr, "warder: proxy: policy", f.app.engine.Load().Revision())
 }
