@@ -18,7 +18,7 @@ func (x *exchange) connect(r *http.Request) *refusal {
 	x.auth = want
 	if x.head.hosts > 0 {
 		if host, err := parseAuthority(x.head.host, want.port); err != nil || host.host != want.host || host.port != want.port {
-			f := mismatch(want, x.head.host)
+			f := mismatch(want, withoutUser(x.head.host))
 			return f
 		}
 	}

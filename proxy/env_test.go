@@ -302,6 +302,8 @@ type env struct {
 	run    *Run
 	logs   *lockedBuffer
 	opts   Options
+
+	auditDir string
 }
 
 type lockedBuffer struct {
@@ -331,7 +333,8 @@ func newEnv(t testing.TB, h http.HandlerFunc, settings ...setting) *env {
 		h = ok200
 	}
 	e := &env{t: t, up: newUpstream(t, h), policy: &rules{fn: byHost}, logs: &lockedBuffer{}}
-	lg, err := audit.Open(t.Context(), audit.Options{Dir: filepath.Join(t.TempDir(), "audit"), SegmentSize: 1 << 20})
+	e.auditDir = filepath.Join(t.TempDir(), "audit")
+	lg, err := audit.Open(t.Context(), audit.Options{Dir: e.auditDir, SegmentSize: 1 << 20})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -429,7 +432,11 @@ func pair(t testing.TB) (client, server net.Conn) {
 }
 
 func dest(name string, port uint16) Destination {
-	return Destination{Name: name, Addr: netip.AddrPortFrom(netip.MustParseAddr("100.64.7.7"), port)}
+	return Destination{Name: name, Addr: poolAddr(port)}
+}
+
+func poolAddr(port uint16) netip.AddrPort {
+	return netip.AddrPortFrom(netip.MustParseAddr("100.64.7.7"), port)
 }
 
 func (e *env) plain(name string) net.Conn {

@@ -191,7 +191,7 @@ func (p *Proxy) h2Head(r *http.Request) (head, *refusal) {
 		return h, f
 	case r.Host == "":
 		return h, badRequest("no :authority and no Host field")
-	case r.TLS == nil:
+	case r.TLS == nil && r.Method != http.MethodConnect: // which has no :scheme
 		return h, badRequest("the :scheme is not that of the connection")
 	case !strings.HasPrefix(r.RequestURI, "/") && r.Method != http.MethodConnect:
 		return h, badRequest("the :path does not begin with a slash")

@@ -190,18 +190,22 @@ func TestHTTP2StreamsAndTrailers_F059_F061(t *testing.T) {
 
 // rawH2 speaks frames.
 type rawH2 struct {
-	t  *testing.T
+	t  testing.TB
 	c  *tls.Conn
 	fr *http2.Framer
 }
 
 func (e *env) rawH2(name string) *rawH2 {
-	c := e.tlsALPN(name, "h2")
-	send(e.t, c, http2.ClientPreface)
-	r := &rawH2{e.t.(*testing.T), c, http2.NewFramer(c, c)}
+	return newRawH2(e.t, e.tlsALPN(name, "h2"))
+}
+
+func newRawH2(t testing.TB, c *tls.Conn) *rawH2 {
+	t.Helper()
+	send(t, c, http2.ClientPreface)
+	r := &rawH2{t, c, http2.NewFramer(c, c)}
 	r.fr.ReadMetaHeaders = hpack.NewDecoder(4096, nil)
 	if err := r.fr.WriteSettings(); err != nil {
-		e.t.Fatal(err)
+		t.Fatal(err)
 	}
 	return r
 }

@@ -20,7 +20,7 @@ func (x *exchange) canonicalise(r *http.Request) *refusal {
 	tgt, pathErr := parseTarget(r.RequestURI)
 	x.tgt = tgt
 	if x.tgt.path == "" {
-		x.tgt.path, _, _ = strings.Cut(r.RequestURI, "?")
+		x.tgt.path, _, _ = strings.Cut(withoutUser(r.RequestURI), "?")
 	}
 	if f := x.pinAuthority(); f != nil {
 		return f

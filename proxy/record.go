@@ -202,7 +202,7 @@ func (c *clientConn) closedRecord(id string, f *refusal) *audit.Record {
 			rec.Request.Host, rec.Request.Port = a.host, a.port
 		}
 	}
-	rec.Request.Path, _, _ = strings.Cut(bad.target, "?")
+	rec.Request.Path, _, _ = strings.Cut(withoutUser(bad.target), "?")
 	if c.arr.sni != "" || c.arr.tls {
 		rec.Dst = &audit.Dst{SNI: c.arr.sni}
 	}

@@ -224,3 +224,20 @@ func knownMethod(m string) bool {
 	}
 	return false
 }
+
+// withoutUser drops the user information of a target (RFC 3986 §3.2.1), whatever
+// else is wrong with it: it may be a password, and a record is made of the rest.
+func withoutUser(target string) string {
+	head, rest := "", target
+	if scheme, after, ok := strings.Cut(target, "://"); ok {
+		head, rest = scheme+"://", after
+	}
+	end := strings.IndexAny(rest, "/?#")
+	if end < 0 {
+		end = len(rest)
+	}
+	if at := strings.LastIndexByte(rest[:end], '@'); at >= 0 {
+		return head + rest[at+1:]
+	}
+	return target
+}
