@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-func TestMatchHost(t *testing.T) {
+func TestMatchHost_F013(t *testing.T) {
 	for _, c := range []struct {
 		pattern, host string
 		port          int
@@ -70,7 +70,7 @@ func TestMatchMethod(t *testing.T) {
 	}
 }
 
-func TestMatchPath(t *testing.T) {
+func TestMatchPath_F040(t *testing.T) {
 	for _, c := range []struct {
 		pattern, path string
 		want          bool

@@ -60,7 +60,7 @@ func TestValidateAcceptsWhatIsDocumented(t *testing.T) {
 	}
 }
 
-func TestValidateNamesTheOffendingKey(t *testing.T) {
+func TestValidateNamesTheOffendingKey_F013_F014(t *testing.T) {
 	src := func(s config.Source) func(*config.Credential) { return func(c *config.Credential) { c.Source = s } }
 	vlt := func(edit func(*config.VaultSource)) func(*config.Credential) {
 		s := fromKV()

@@ -262,3 +262,25 @@ func TestEncodedStandIns_F070_F072(t *testing.T) {
 		e.allowed(w, "plain.allowed.test", attempt{method: "GET", target: "/control"})
 	})
 }
+
+// A frame that ends like the start of the value arrives before the next is sent.
+func TestFramesOfACredentialedWebSocketArriveWhole_F057(t *testing.T) {
+	e := newEnv(t, wsUpstream(t))
+	c := e.tls("api.allowed.test")
+	send(t, c, strings.Replace(wsRequest, "plain.allowed.test", "api.allowed.test", 1))
+	br := bufio.NewReader(c)
+	if resp, err := http.ReadResponse(br, &http.Request{Method: "GET"}); err != nil || resp.StatusCode != 101 {
+		t.Fatalf("%v %v", resp, err)
+	}
+	if greeting, err := br.ReadString('|'); err != nil || strings.Contains(greeting, canary) {
+		t.Fatalf("%q %v", greeting, err)
+	}
+	for _, payload := range []string{"S", "S3CR3T", "ends in 5", "U"} {
+		frame := string([]byte{0x81, byte(len(payload))}) + payload
+		send(t, c, frame)
+		got := make([]byte, len(frame))
+		if _, err := io.ReadFull(br, got); err != nil || string(got) != frame {
+			t.Fatalf("%q %v", got, err)
+		}
+	}
+}

@@ -113,11 +113,16 @@ func (x *exchange) scrub(resp *http.Response) *refusal {
 		return refuse(reasonInternalError, "internal error")
 	}
 	view := resp
-	if resp.StatusCode == http.StatusSwitchingProtocols {
+	var ends *scrub.Ends
+	switch {
+	case x.grpc:
+		ends = scrub.GRPCEnds()
+	case resp.StatusCode == http.StatusSwitchingProtocols:
+		ends = scrub.WebSocketEnds()
 		view = &http.Response{StatusCode: http.StatusOK, Header: http.Header{}, ContentLength: -1, Request: resp.Request}
 	}
 	view.Body = outer.in
-	body, n, err := s.Body(view)
+	body, n, err := s.Messages(view, ends)
 	if err != nil {
 		return &refusal{reason: reasonUpstreamProtocol, detail: "the answer has a coding that cannot be searched", cause: err.Error()}
 	}

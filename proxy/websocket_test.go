@@ -26,7 +26,9 @@ func wsUpstream(t testing.TB) http.HandlerFunc {
 		}
 		ext := r.Header.Get("Sec-Websocket-Extensions")
 		fmt.Fprintf(rw, "HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Accept: %s\r\nX-Ext: %s.\r\n\r\n", key, ext)
-		fmt.Fprintf(rw, "server first, %s|", r.Header.Get("Authorization"))
+		greeting := "server first, " + r.Header.Get("Authorization") + "|"
+		rw.Write([]byte{0x81, byte(len(greeting))})
+		rw.WriteString(greeting)
 		rw.Flush()
 		io.Copy(c, rw)
 	}
@@ -64,7 +66,7 @@ func TestWebSocket_F057(t *testing.T) {
 				t.Errorf("extensions %q", resp.Header.Get("X-Ext"))
 			}
 			greeting, err := br.ReadString('|')
-			if err != nil || strings.Contains(greeting, canary) || !strings.HasPrefix(greeting, "server first, ") {
+			if err != nil || strings.Contains(greeting, canary) || !strings.HasPrefix(greeting[2:], "server first, ") {
 				t.Errorf("%q %v", greeting, err)
 			}
 			send(t, c, "more")

@@ -330,3 +330,32 @@ func TestDeepNestingIsRefused(t *testing.T) {
 	text := "version: 1\ncredentials: {a: {paths: " + strings.Repeat("[", 20) + "x" + strings.Repeat("]", 20) + "}}\n"
 	wantFault(t, text, "2:27: \"credentials.a.paths[0]\" must be text, not a list")
 }
+
+// Text that is cut in the middle of a letter, and addresses that only look like
+// one: an error that says where, never a crash.
+func TestOddCharacters_F106(t *testing.T) {
+	long := strings.Repeat("ü漢🦊", 100)
+	for name, c := range map[string]struct{ text, want string }{
+		"a listen address with a colon too many": {"version: 1\nproxy: {listen: \"127.0.0.1:9090:\"}\n", "2:"},
+		"a listen address of letters":            {"version: 1\nproxy: {listen: \"" + long + "\"}\n", "2:"},
+		"a key of 300 letters":                   {"version: 1\n" + long + ": 1\n", "2:"},
+		"half a letter":                          {"version: 1\npolicy: {path: \"" + long[:len(long)-2] + "\"}\n", ""},
+		"a byte that is not text":                {"version: 1\npolicy: {path: \"a\xffb\"}\n", ""},
+		"a control character":                    {"version: 1\npolicy: {path: \"a\x01b\"}\n", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if c.want != "" {
+				wantFault(t, c.text, c.want)
+				return
+			}
+			if _, err := parse("/etc/w/warder.yaml", []byte(c.text), "/home/u"); err != nil && !strings.HasPrefix(err.Error(), "/etc/w/warder.yaml") {
+				t.Error(err)
+			}
+		})
+	}
+	// A path of many-byte letters is a path.
+	c, err := parse("/etc/w/warder.yaml", []byte("version: 1\npolicy: {path: ./"+long+"}\n"), "/home/u")
+	if err != nil || c.Policy.Path != "/etc/w/"+long {
+		t.Errorf("%+v %v", c, err)
+	}
+}

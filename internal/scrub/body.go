@@ -23,6 +23,12 @@ const (
 // body may be passed on. A coding that turns out to be broken fails in Read.
 // A nil Scrubber changes nothing.
 func (s *Scrubber) Body(resp *http.Response) (body io.ReadCloser, n *atomic.Int64, err error) {
+	return s.Messages(resp, nil)
+}
+
+// Messages is Body for a stream of messages, of which whole ones are never held
+// back.
+func (s *Scrubber) Messages(resp *http.Response, ends *Ends) (body io.ReadCloser, n *atomic.Int64, err error) {
 	n = new(atomic.Int64)
 	if s == nil {
 		return resp.Body, n, nil
@@ -51,7 +57,7 @@ func (s *Scrubber) Body(resp *http.Response) (body io.ReadCloser, n *atomic.Int6
 		}
 		recode(resp)
 	}
-	return &reader{s: s, src: src, closer: resp.Body, resp: resp, n: n}, n, nil
+	return &reader{s: s, src: src, closer: resp.Body, resp: resp, n: n, ends: ends}, n, nil
 }
 
 // bodyless reports an answer that has no content whatever its header says (RFC
@@ -84,6 +90,7 @@ type reader struct {
 	closer io.Closer
 	resp   *http.Response
 	n      *atomic.Int64
+	ends   *Ends // nil: a stream without messages
 
 	held  []byte // original bytes that may be the start of a secret
 	carry int    // that many bytes from the start of held belong to a secret that began before
@@ -125,6 +132,10 @@ func (r *reader) Read(p []byte) (int, error) {
 func (r *reader) fill(b []byte) int {
 	have := copy(b, r.held)
 	n, err := r.src.Read(b[have:])
+	whole := 0 // as much of b as ends with a message
+	if k := r.ends.feed(b[have : have+n]); k > 0 {
+		whole = have + k
+	}
 	have += n
 	if err == io.EOF {
 		r.n.Add(r.s.Header(r.resp.Trailer)) // complete only now
@@ -132,15 +143,16 @@ func (r *reader) fill(b []byte) int {
 	r.err = err
 	end := 0
 	if n > 0 || err == io.EOF { // what is undecided at another error is never delivered
-		end = r.decide(b[:have], err == io.EOF)
+		end = r.decide(b[:have], whole, err == io.EOF)
 	}
 	r.held = append(r.held[:0], b[end:have]...)
 	clear(b[end:have])
 	return end
 }
 
-// decide masks the start of b that can be decided and returns its length.
-func (r *reader) decide(b []byte, last bool) (end int) {
+// decide masks the start of b that can be decided, at least whole, and returns its
+// length.
+func (r *reader) decide(b []byte, whole int, last bool) (end int) {
 	end = len(b)
 	m := r.marks[:0]
 	if r.carry > 0 {
@@ -148,7 +160,7 @@ func (r *reader) decide(b []byte, last bool) (end int) {
 	}
 	m = r.s.body.find(b, m)
 	if !last {
-		end = r.s.body.partial(b)
+		end = max(r.s.body.partial(b), whole)
 	}
 	next := 0
 	if end == 0 {

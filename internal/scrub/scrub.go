@@ -5,7 +5,7 @@
 //   - A mask has the length of what it covers; nothing else of a body changes.
 //   - What is masked does not depend on how the body is cut into pieces.
 //   - Of a body no more is held back than could still become a secret, and
-//     never more than the longest encoded secret.
+//     never more than the longest encoded secret; of whole messages nothing.
 //   - A body whose coding cannot be read is refused, never passed.
 //   - Memory is bounded whatever a compressed body expands to.
 //
