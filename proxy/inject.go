@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"warder/broker"
+	"warder/internal/scrub"
 )
 
 // grantCredential asks for the credential that the decision names.
