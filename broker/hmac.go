@@ -100,7 +100,7 @@ func (g *Grant) signHMAC(req *http.Request) error {
 	if vaultID != "" {
 		g.VaultRequestID = vaultID
 	}
-	g.sent = append(g.sent, secret.New(v))
+	g.sent = append(g.sent, secret.Brief(v))
 	setHeader(req, in.Header, formatted(in.Format, v))
 	return nil
 }

@@ -130,7 +130,7 @@ func (g *Grant) Secrets() []secret.String {
 		out = append(out, g.value)
 	}
 	if g.slot.Basic != nil && !g.value.IsZero() {
-		out = append(out, secret.New(basicToken(g.username(), g.value.Reveal())))
+		out = append(out, secret.Brief(basicToken(g.username(), g.value.Reveal())))
 	}
 	if g.m != nil {
 		for _, s := range []secret.String{g.m.user, g.m.session} {

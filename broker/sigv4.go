@@ -111,7 +111,7 @@ func (g *Grant) signAWS(req *http.Request) error {
 	if !ok {
 		return errors.New("the request cannot be signed")
 	}
-	g.sent = append(g.sent, secret.New(sig))
+	g.sent = append(g.sent, secret.Brief(sig))
 	if hash == payloadChunks || hash == payloadChunksTrailer {
 		return signChunks(req, g.value.Reveal(), in.Region, in.Service, at, sig, hash == payloadChunksTrailer)
 	}

@@ -37,6 +37,7 @@ import (
 func TestMain(m *testing.M) {
 	runner.Reexec()
 	if filepath.Base(os.Args[0]) == "warder" {
+		noCore()
 		os.Exit(execute(os.Args[1:], os.Stdout, os.Stderr))
 	}
 	os.Exit(m.Run())

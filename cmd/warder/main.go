@@ -15,6 +15,7 @@ func main() {
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(gcPercent)
 	}
+	noCore()
 	os.Exit(execute(os.Args[1:], os.Stdout, os.Stderr))
 }
 

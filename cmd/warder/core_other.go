@@ -1,0 +1,5 @@
+//go:build !linux
+
+package main
+
+func noCore() {} // only what needs no secret runs here
