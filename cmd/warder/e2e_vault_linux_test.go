@@ -172,6 +172,9 @@ func TestE2EBothLogsJoin(t *testing.T) { // I6
 		if err := json.Unmarshal([]byte(line), &theirs); err != nil {
 			t.Fatal(err)
 		}
+		if theirs.Type == "response" && theirs.Auth.Metadata["run_id"] == r.RunID && theirs.Request.ID != ours[0].Credential.VaultRequestID {
+			t.Errorf("Vault served the run a request that no record of ours names: %s", line)
+		}
 		if theirs.Type != "response" || theirs.Request.ID != ours[0].Credential.VaultRequestID {
 			continue
 		}
