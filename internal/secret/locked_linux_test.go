@@ -82,14 +82,15 @@ func TestSlotsComeBack(t *testing.T) {
 	}
 	New(strings.Repeat("a", 1000)).Wipe() // there is a block
 	before := free()
-	wiped, dropped := New(strings.Repeat("b", 1000)), New(strings.Repeat("c", 1000))
-	if free() != before-2 {
-		t.Fatal("not out of the block")
-	}
-	wiped.Wipe()
-	wiped.Wipe()
-	runtime.KeepAlive(dropped)
-	dropped = String{}
+	func() {
+		wiped, dropped := New(strings.Repeat("b", 1000)), New(strings.Repeat("c", 1000))
+		if free() != before-2 {
+			t.Error("not out of the block")
+		}
+		wiped.Wipe()
+		wiped.Wipe()
+		runtime.KeepAlive(dropped)
+	}()
 	for end := time.Now().Add(time.Minute); free() != before; {
 		if time.Now().After(end) {
 			t.Fatalf("%d slots of %d came back", free(), before)

@@ -151,8 +151,10 @@ func credentials() []credential {
 		{"jwt", "{vault: {jwt: agent, audience: judge" + p, "{form: jwt}", judgeHost, ""},
 		{"totp", "{vault: {totp: vpn" + p, "{header: X-Code}", frontHost, ""},
 		{"hmac", "{vault: {hmac: hook" + p, hook, frontHost, ""},
-		{"s3", "{vault: {aws: secret/s3" + p, "{sigv4: {region: eu-central-1, service: s3}}", s3Host,
-			`{AWS_ACCESS_KEY_ID: "AKIA{random:16}", AWS_SECRET_ACCESS_KEY: "{random:40}"}`},
+		{
+			"s3", "{vault: {aws: secret/s3" + p, "{sigv4: {region: eu-central-1, service: s3}}", s3Host,
+			`{AWS_ACCESS_KEY_ID: "AKIA{random:16}", AWS_SECRET_ACCESS_KEY: "{random:40}"}`,
+		},
 		{"local-env", "{local: {env: LAB_STATIC}}", basic, mqHost, ""},
 		{"local-file", "{local: {file: ./static}}", basic, mqHost, ""},
 		{"local-command", "{local: {command: [/bin/cat, ./static]}}", basic, mqHost, ""},

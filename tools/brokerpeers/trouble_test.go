@@ -128,8 +128,10 @@ func TestVaultInTroubleInMidRun(t *testing.T) { // I10
 		{"sealed", func() { v.Seal(t) }, func() { v.Open(t) }},
 		{"killed and restarted", v.Kill, func() { v.Restart(t) }},
 		{"slow", func() { relay.slow.Store(true) }, func() { relay.slow.Store(false) }},
-		{"without the run's policy", func() { v.Policy(t, "run-peers", `path "x" { capabilities = ["read"] }`) },
-			func() { v.Policy(t, "run-peers", `path "totp/code/vpn" { capabilities = ["read"] }`) }},
+		{
+			"without the run's policy", func() { v.Policy(t, "run-peers", `path "x" { capabilities = ["read"] }`) },
+			func() { v.Policy(t, "run-peers", `path "totp/code/vpn" { capabilities = ["read"] }`) },
+		},
 	} {
 		trouble.begin()
 		a.until(t, refused, 3)
