@@ -120,7 +120,7 @@ func (u *run) begin(ctx context.Context) error {
 		return refusef("this binary was built with cgo and cannot start a sandbox; hint: build it with CGO_ENABLED=0 (make build)")
 	}
 	if err := u.useImage(ctx); err != nil {
-		return refusef("%w", err)
+		return refusef("%w", hinted(err, imageHint(u.t.Image)))
 	}
 	if len(u.t.Argv) == 0 {
 		return refusef("no command; hint: warder run [flags] -- CMD [ARG…]")
@@ -132,19 +132,19 @@ func (u *run) begin(ctx context.Context) error {
 		}
 	}
 	if u.limits, err = u.t.Limits.withDefaults(); err != nil {
-		return refusef("limits: %w", err)
+		return refusef("limits: %w", hinted(err, "give another value, or none for the default"))
 	}
 	if err := prepareArtifacts(u.t.Artifacts, u.t.ArtifactsDir); err != nil {
 		return refusef("%w", err)
 	}
 	if u.plan, err = planInputs(u.t.Inputs); err != nil {
-		return refusef("%w", err)
+		return refusef("%w", hinted(err, "--input [tar:|zip:]SRC[:DST]: SRC is yours to read, DST below /workspace or /out"))
 	}
 	if err := u.attachStdin(); err != nil {
 		return refusef("%w", err)
 	}
 	if u.ident, err = chooseIDs(u.t.User, u.t.UIDRange); err != nil {
-		return refusef("%w", err)
+		return refusef("%w", hinted(err, "--user root, task or a number"))
 	}
 	if u.state, err = u.State.begin(u.t.Run.ID, u.ident.slots, u.ident.hostIDs); err != nil {
 		return refusef("%w", err)
@@ -374,6 +374,9 @@ func (u *run) configure(ctx context.Context) error {
 			err = why // it closed the pipe
 		default:
 			err = errors.Join(err, why)
+		}
+		if len(u.plan) > 0 {
+			err = hinted(err, "inputs have to be yours to read, to stay as they are meanwhile, and to fit into --disk")
 		}
 	}
 	if err != nil && u.cg.oomKilled() {

@@ -276,7 +276,7 @@ func TestE2EExitCodesAndCauses(t *testing.T) { // F127
 		{"our fault: no command", []string{"run"}, 125, ""},
 		{"our fault: an input that is not there", []string{"run", "--input", "absent", "--", "true"}, 125, "absent"},
 		{"our fault: an impossible limit", []string{"run", "--memory", "1", "--", "true"}, 125, "memory"},
-		{"our fault: an unmapped user", []string{"run", "--user", "4711", "--", "true"}, 125, "4711"},
+		{"our fault: no user", []string{"run", "--user", "4294967296", "--", "true"}, 125, "4294967296"},
 		{"our fault: an unknown credential", []string{"run", "--credential", "nope", "--", "true"}, 125, "nope"},
 	} {
 		t.Run(c.name, func(t *testing.T) { l.mustHold(l.warder(c.args...), c.code, c.text) })

@@ -181,8 +181,9 @@ func (a *app) run(ctx context.Context, cmd *cobra.Command, f *runFlags, args []s
 // outcome turns the result into the exit code, with one line for a person where
 // the task itself did not say why it ended.
 func outcome(res runner.Result, err error, stderr io.Writer) error {
+	tellRefused(res.Artifacts, stderr)
 	if err != nil {
-		return &exitError{res.ExitCode, fmt.Errorf("run %s: %w", res.RunID, err)}
+		return &exitError{res.ExitCode, withHint(fmt.Errorf("run %s: %w", res.RunID, err))}
 	}
 	switch res.Cause {
 	case runner.CauseTimeout:

@@ -21,7 +21,7 @@ func ParseDuration(s string) (Duration, error) {
 	case err != nil:
 		return 0, fmt.Errorf("%q is not a duration; hint: write a number and a unit, such as 30s, 10m or 1h", s)
 	case d <= 0:
-		return 0, fmt.Errorf("%q is not a positive duration", s)
+		return 0, fmt.Errorf("%q is not a positive duration; hint: such as 30s, 10m or 1h", s)
 	case d > maxDuration:
 		return 0, fmt.Errorf("%q is longer than a year", s)
 	}
