@@ -5,6 +5,9 @@ import (
 	"net/netip"
 	"testing"
 	"time"
+
+	"golang.org/x/net/dns/dnsmessage"
+	"golang.org/x/sys/unix"
 )
 
 // When the sandbox dies first, the link reads as "nothing, for ever" (recv(2) at
@@ -36,4 +39,37 @@ func TestTheLinkEndsWhenTheSandboxWentFirst_I8(t *testing.T) {
 			t.Fatalf("round %d: the link never ended", round)
 		}
 	}
+}
+
+// TestTheLinkEndsWhileTheSandboxLives_I8: the end of the network closes the link,
+// and the other side sees it. Nothing is left of it in this process.
+func TestTheLinkEndsWhileTheSandboxLives_I8(t *testing.T) {
+	host, guest, err := linkPair()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer guest.Close()
+	n, err := newNetwork(host, func(c net.Conn, _ netip.AddrPort) { c.Close() })
+	if err != nil {
+		t.Fatal(err)
+	}
+	fd := int(guest.Fd())
+	if err := unix.SetNonblock(fd, false); err != nil {
+		t.Fatal(err)
+	}
+	sendPacket(t, fd, ipv4Packet(17, resolverAddr, udpPayload(53, query(t, "a.test.", dnsmessage.TypeA, dnsmessage.ClassINET)), nil))
+	if len(receivePacket(t, fd)) == 0 {
+		t.Error("control: the link carries nothing")
+	}
+	n.close()
+	if b, err := receiveOrEnd(fd); len(b) > 0 || err != nil {
+		t.Errorf("after the end: % x, %v", b, err)
+	}
+	n.close() // a second time does nothing
+}
+
+func receiveOrEnd(fd int) ([]byte, error) {
+	b := make([]byte, linkMTU)
+	n, _, err := unix.Recvfrom(fd, b, 0)
+	return b[:max(n, 0)], err
 }

@@ -13,7 +13,6 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip"
 	"gvisor.dev/gvisor/pkg/tcpip/adapters/gonet"
 	"gvisor.dev/gvisor/pkg/tcpip/header"
-	"gvisor.dev/gvisor/pkg/tcpip/link/fdbased"
 	"gvisor.dev/gvisor/pkg/tcpip/link/nested"
 	"gvisor.dev/gvisor/pkg/tcpip/network/ipv4"
 	"gvisor.dev/gvisor/pkg/tcpip/stack"
@@ -44,9 +43,7 @@ type connHandler func(c net.Conn, dst netip.AddrPort)
 // network is the host side of one run's only network interface.
 type network struct {
 	stack  *stack.Stack
-	link   stack.LinkEndpoint
-	fd     int    // the host's end of the link
-	quiet  [2]int // a pair of sockets that nobody uses, for close
+	link   *hostLink
 	names  *names
 	dns    *gonet.UDPConn
 	handle connHandler
@@ -92,29 +89,20 @@ func linkPair() (host int, guest *os.File, err error) {
 
 // newNetwork builds the stack on fd, of which it takes ownership.
 func newNetwork(fd int, handle connHandler) (*network, error) {
-	n := &network{names: newNames(maxNames), handle: handle, fd: fd}
+	n := &network{names: newNames(maxNames), handle: handle}
 	var err error
-	if n.quiet, err = unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0); err != nil {
-		_ = unix.Close(fd)
-		return nil, fmt.Errorf("network link: socketpair: %w", err)
+	if n.link, err = newHostLink(fd); err != nil {
+		return nil, err
 	}
-	link, err := fdbased.New(&fdbased.Options{
-		FDs: []int{fd}, MTU: linkMTU, PacketDispatchMode: fdbased.RecvMMsg,
-		RXChecksumOffload: true, TXChecksumOffload: true, // a socketpair does not flip bits
-	})
-	if err != nil {
-		_ = unix.Close(fd)
-		return nil, fmt.Errorf("network link: %w", err)
-	}
-	n.link = link
 	n.stack = stack.New(stack.Options{
 		NetworkProtocols:   []stack.NetworkProtocolFactory{ipv4.NewProtocol},
 		TransportProtocols: []stack.TransportProtocolFactory{tcp.NewProtocol, udp.NewProtocol},
 	})
 	f := &linkFilter{drops: &n.drops}
-	f.Init(link, f)
+	f.Init(n.link, f)
 	if err := n.configure(f); err != nil {
 		n.stack.Close()
+		n.link.Attach(nil)
 		return nil, err
 	}
 	n.wg.Add(1)
@@ -226,21 +214,9 @@ func (n *network) close() {
 	n.once.Do(func() {
 		_ = n.dns.Close()
 		n.stack.Close()
-		n.silence()
 		n.link.Attach(nil)
-		n.link.Wait()
 		n.wg.Wait()
-		_ = unix.Close(n.quiet[0])
-		_ = unix.Close(n.quiet[1])
 	})
-}
-
-// silence puts a socket on which nothing ever comes in the place of the link. The
-// link's reader looks for the order to stop only when there is nothing to read,
-// and a link whose other side is gone reads as "empty packet" for ever (recv(2)).
-// The descriptor itself stays open: timers of the stack may still write to it.
-func (n *network) silence() {
-	_ = unix.Dup3(n.quiet[0], n.fd, unix.O_CLOEXEC) // fails on bad descriptors only
 }
 
 // linkFilter passes only IPv4 TCP and DNS to the resolver; the rest is counted

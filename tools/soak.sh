@@ -56,6 +56,10 @@ got=$("${warder[@]}" --disk 4Gi --memory 5Gi --input "$dir/big:big" -- sh -c 'sh
 [ "$got" = "$want" ] || { echo "soak: a file of 3 GiB changed on its way in" >&2; exit 1; }
 rm "$dir/big"
 
+# Many runs, one after the other and at once: nothing is left, and none sees another.
+WARDER_SOAK_RUNS=${SOAKRUNS:-300} WARDER_SOAK_ATONCE=${SOAKATONCE:-50} \
+  go test -trimpath ./cmd/warder -count=1 -timeout 60m -v -run '^TestE2EManyRuns' | grep -v '^=== '
+
 before=$(grep -c . /proc/self/mounts)
 status=0
 pids=()

@@ -178,9 +178,9 @@ func (l *lab) mustTellTheEnd(id, phase string) {
 	}
 }
 
-// TestE2EKillNineOfTheRest: warder lives, so nothing at all is left when it ends,
+// TestE2EKillNineOfTheRest_F121: warder lives, so nothing at all is left when it ends,
 // and it says what was killed.
-func TestE2EKillNineOfTheRest(t *testing.T) { // I7, I8, F121
+func TestE2EKillNineOfTheRest_F121(t *testing.T) { // I7, I8, F121
 	before := mounts(t)
 	named := func(name string) func(runner.Phase) int {
 		return func(p runner.Phase) int { return roles(p.Run)[name] }
