@@ -54,7 +54,7 @@ func TestStateFileIsPrivateAndGoesWithItsRun(t *testing.T) {
 	}
 }
 
-func TestStateRefusesIDsThatAreNoRunIDs(t *testing.T) { // F132
+func TestStateRefusesIDsThatAreNoRunIDs_F132(t *testing.T) { // F132
 	s := newStateDir(t)
 	for _, id := range []string{"", "x", "../x", "r-../../../../etc/passwd", "r-01a228da-70c1-79c9-b8f5-52c3dbd1145e/..", "R-01a228da-70c1-79c9-b8f5-52c3dbd1145e"} {
 		if _, err := s.begin(id, 0, nil); err == nil {
