@@ -107,6 +107,9 @@ func (p *Proxy) newRun(id *identity.Run, o RunOptions) (*Run, error) {
 	if err := p.addRun(r); err != nil {
 		return nil, err
 	}
+	if s, ok := o.Granter.(stopper); ok {
+		go r.watchStops(s)
+	}
 	return r, nil
 }
 

@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"encoding/json"
+	"net/http"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -110,4 +111,43 @@ func TestE2ERevokeWithVaultAwayStopsAndSaysSo(t *testing.T) { // I10
 	if out := wait(); !strings.Contains(out, `"reason":"credential-unavailable"`) {
 		t.Errorf("the run was told %q", out)
 	}
+}
+
+// TestE2ERevokeCutsAnAnswerUnderWay: one that would go on for ever ends, and the
+// log says why.
+func TestE2ERevokeCutsAnAnswerUnderWay(t *testing.T) { // I7
+	l := newLab(t)
+	gone := make(chan struct{})
+	l.up.handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		defer close(gone)
+		for r.Context().Err() == nil {
+			if _, err := w.Write([]byte("tick\n")); err != nil {
+				return
+			}
+			w.(http.Flusher).Flush()
+			time.Sleep(20 * time.Millisecond) // the pace of the stream
+		}
+	})
+	trace := filepath.Join(l.dir, "trace")
+	cmd := l.command(t.Context(), "run", "--trace", trace, "--timeout", "60s", "--", "/bin/sh", "-c",
+		"curl -sSN -m 50 https://api.allowed.test/v1/stream >/dev/null; echo curl $?")
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	run := followTrace(t, trace, "started").Run
+	l.until(func() bool { return len(l.up.seen()) > 0 })
+	if r, o := l.revoke("--run", run); o.code != 0 || r.Stopped != "run "+run {
+		t.Fatalf("exit %d: %+v %s", o.code, r, o.stderr)
+	}
+	<-gone // the upstream's side too
+	if err := cmd.Wait(); err != nil || strings.Contains(out.String(), "curl 0") || strings.Contains(out.String(), "curl 28") {
+		t.Errorf("the stream ended with %v: %s", err, out.String())
+	}
+	recs := l.records(func(r *audit.Record) bool { return requestsOf(r) && r.Stage == audit.StageCompleted })
+	if len(recs) != 1 || recs[0].Reason != "credential-unavailable" {
+		t.Errorf("records: %+v", recs)
+	}
+	l.mustBeComplete()
 }

@@ -31,9 +31,9 @@ func newRevokeCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "revoke (--run RUN | --credential NAME | --all)",
 		Short: "Stop the use of credentials by runs that live, and revoke them",
-		Long: `Revoke ends the use of credentials at the next request: of a run, of one credential
-in every run, or of everything. Then it revokes at Vault what the state folder
-names: with --run and --all the runs' leases and tokens, with --credential its
+		Long: `Revoke ends the use of credentials: of a run, of one credential in every run, or of
+everything. Requests with them are refused, and answers under way are cut within a
+second. Then it revokes at Vault what the state folder names: with --run and --all the runs' leases and tokens, with --credential its
 leases. The runs go on; runs that begin later are not affected.
 
 Exit codes: 0 done, 1 not possible, 2 the use has ended but not everything is
