@@ -10,7 +10,8 @@
 #   7. peers of other people through the proxy: gRPC's own tests, h2spec, nghttp2,
 #      curl, WebSocket libraries, git behind nginx, npm, go
 #   8. credentials on servers of other people: RabbitMQ, PostgreSQL, nginx, S3…
-#   9. the table of known faults (docs/faults.md) against what really ran
+#   9. the opa program over all Rego that is shipped, and its bundles in Warder
+#  10. the table of known faults (docs/faults.md) against what really ran
 #
 # Nothing is skipped: a part that cannot run is a failure. All parts run even if
 # one fails; the exit code is 0 only when all of them passed.
@@ -143,6 +144,7 @@ fi
 part "end to end" gotest -timeout 30m "${command[@]}"
 part "peers of other people" gotest_in tools/interop -mod=mod -timeout 10m ./...
 part "credentials on servers of other people" gotest_in tools/brokerpeers -mod=mod -timeout 15m ./...
+part "the opa program" gotest_in tools/opa -mod=mod -timeout 15m ./...
 part "known faults" "$work/evidence" check docs/faults.md "$work/ran"
 
 if [ ${#failed[@]} -gt 0 ]; then
