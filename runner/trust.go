@@ -75,6 +75,22 @@ var trustTable = []trustVar{
 	{"UV_SYSTEM_CERTS", "true", "uv"},
 }
 
+// TrustVariable is a variable of every task, for those who ask what is set.
+type TrustVariable struct {
+	Name    string `json:"name"`
+	Value   string `json:"value"`
+	Clients string `json:"clients"` // that read it
+}
+
+// TrustVariables returns the table of variables, in its order.
+func TrustVariables() []TrustVariable {
+	var out []TrustVariable
+	for _, v := range trustTable {
+		out = append(out, TrustVariable{v.name, v.file, v.client})
+	}
+	return out
+}
+
 // gitOverHTTPS rewrites the remotes of these hosts to HTTPS, by git's variables
 // for settings (git(1), GIT_CONFIG_COUNT).
 func gitOverHTTPS(hosts []string) []string {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -109,4 +110,55 @@ func TestE2EUserOfAnImage(t *testing.T) {
 			t.Error(string(b), err)
 		}
 	}
+}
+
+// doctor --trust tries the clients that a root has, and fails when one of them does
+// not believe the CA of its run.
+func TestE2EDoctorTrust_F094(t *testing.T) {
+	l := newLab(t)
+	read := func(o outcomeOf) map[string]string {
+		t.Helper()
+		var rep trustReport
+		if err := json.Unmarshal([]byte(o.stdout), &rep); err != nil {
+			t.Fatalf("%v\n%s%s", err, o.stdout, o.stderr)
+		}
+		if len(rep.Variables) < 10 {
+			t.Errorf("variables: %v", rep.Variables)
+		}
+		got := map[string]string{}
+		for _, c := range rep.Clients {
+			got[c.Client] = c.Status
+		}
+		return got
+	}
+	o := l.warder("doctor", "--trust", "-o", "json")
+	got := read(o)
+	for _, client := range []string{"curl", "git", "openssl", "python3 urllib"} {
+		if got[client] != "ok" {
+			t.Errorf("%s: %q", client, got[client])
+		}
+	}
+	if o.code != 0 || len(got) != len(trustProbes) {
+		t.Errorf("exit %d, %d clients\n%s", o.code, len(got), o.stderr)
+	}
+	// A root with a client that believes nobody.
+	tree := filepath.Join(t.TempDir(), "tree")
+	for name, from := range toolFiles(t, append(tools, "tail")...) {
+		if err := os.MkdirAll(filepath.Join(tree, filepath.Dir(name)), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		copyFile(t, from, filepath.Join(tree, name))
+	}
+	if err := os.WriteFile(filepath.Join(tree, "bin/wget"), []byte("#!/bin/sh\nexec curl --cacert /etc/passwd \"$3\"\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(tree, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	o = l.warder("doctor", "--trust", "-o", "json", "--image", "dir:"+tree)
+	got = read(o)
+	if o.code != 2 || got["curl"] != "ok" || got["wget"] != "failed" || got["git"] != "absent" || !strings.Contains(o.stderr, "hint:") {
+		t.Errorf("exit %d: %v\n%s", o.code, got, o.stderr)
+	}
+	l.mustBeComplete()
 }

@@ -132,15 +132,21 @@ func withRevoker(file string, stderr io.Writer, f func(context.Context, *runner.
 }
 
 func newDoctorCmd() *cobra.Command {
-	var file, output string
+	var file, output, image string
+	var trust bool
 	cmd := &cobra.Command{
 		Use:   "doctor",
 		Short: "Check what a sandbox needs, with a fix for each failing line",
 		Long: `Doctor checks the host, the configuration and the policy, and runs /bin/true in a
-sandbox. Exit codes: 0 everything needed is there, 2 something is missing.`,
-		Example: "  warder doctor\n  warder doctor -o json",
+sandbox. With --trust it tries the HTTPS clients of a root file system instead, and
+prints which of them believe the CA of their run, and the variables that are set.
+Exit codes: 0 everything needed is there, 2 something is missing.`,
+		Example: "  warder doctor\n  warder doctor -o json\n  warder doctor --trust --image registry.example/python:3",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if trust {
+				return reportTrust(file, image, output, cmd.OutOrStdout(), cmd.ErrOrStderr())
+			}
 			checks := runner.CheckHost("/proc", config.StateDir())
 			checks = append(checks, checkSettings(file)...)
 			if runner.Verdict(checks) == nil {
@@ -165,6 +171,8 @@ sandbox. Exit codes: 0 everything needed is there, 2 something is missing.`,
 	}
 	cmd.Flags().StringVar(&file, "config", "", "configuration `file`")
 	cmd.Flags().StringVarP(&output, "output", "o", "text", "text or json")
+	cmd.Flags().BoolVar(&trust, "trust", false, "try the HTTPS clients of a root file system")
+	cmd.Flags().StringVar(&image, "image", "", "with --trust: that of this `reference`, in place of the host's /usr")
 	return cmd
 }
 
