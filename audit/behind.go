@@ -6,4 +6,6 @@ import "context"
 // for: the future resolves once the kernel has the record, which then outlives this
 // process. It is on the disk with the next record that somebody waits for, at most 0.2 s
 // later. What a loss of power takes of such records is recovered as interrupted.
-func (l *Log) AppendBehind(ctx context.Context, r *Record) *Future { return l.add(ctx, r, true) }
+func (l *Log) AppendBehind(ctx context.Context, r *Record) *Future {
+	return l.add(ctx, &entry{rec: r, relaxed: true})
+}

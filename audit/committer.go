@@ -48,6 +48,7 @@ type group struct {
 	shift   int    // where buf starts in base, and in a block of the file
 	buf     []byte
 	relaxed int
+	urgent  bool // a relaxed one is waited for
 	cargo
 }
 
@@ -82,7 +83,7 @@ func (c *committer) run() {
 		c.work(batch)
 		clear(batch)
 		room = batch
-		if len(c.s.unsynced) > 0 {
+		if len(c.written.entries) > 0 {
 			timer.Reset(unsyncedTick)
 		} else {
 			timer.Reset(idleTick)
@@ -147,7 +148,7 @@ func (c *committer) commit(batch []*entry) {
 		if c.flushAll() == nil {
 			c.confess()
 		}
-	case !c.busy: // else the group goes when the disk is ready for it
+	case !c.busy || c.group.urgent: // else the group goes when the disk is ready for it
 		_ = c.flush() // who waits for it is told
 	}
 }
@@ -185,25 +186,27 @@ func (c *committer) stage(e *entry) {
 	g.buf = appendLine(g.buf, c.s.frame(e.id, e.at), &c.s.prev, e.body)
 	c.s.seq++
 	g.leaves = append(g.leaves, c.s.tree.hashLeaf(g.buf[start:len(g.buf)-1]))
+	g.sizes = append(g.sizes, int32(len(g.buf)-start))
 	g.entries = append(g.entries, e)
 	if e.relaxed {
 		g.relaxed++
 	}
+	g.urgent = g.urgent || e.urgent
 }
 
 // flush hands the group to the kernel and sees to its fdatasync. After an error the
-// group is not in the chain, but for one whose relaxed records were answered for.
+// group is not in the log.
 func (c *committer) flush() error {
 	g := &c.group
 	if len(g.entries) == 0 {
 		return nil
 	}
 	defer g.reset()
-	apart := g.relaxed > 0 || len(c.s.unsynced) > 0 // nothing else is under way then
-	if apart {
+	if g.relaxed > 0 && !c.s.keeps {
 		if err := c.drain(); err != nil {
 			return err
 		}
+		c.s.keeps = true
 	}
 	err := c.s.write(g.buf)
 	if err != nil {
@@ -217,56 +220,12 @@ func (c *committer) flush() error {
 		}
 	}
 	if err != nil {
-		c.unstage(&g.cargo, 0)
+		c.unstage(&g.cargo)
 		c.refuse(g.entries, err)
 		return err
 	}
-	if apart {
-		return c.settleApart()
-	}
 	c.board()
-	if !c.busy {
-		c.launch()
-	}
-	return nil
-}
-
-// settleApart answers for a group that has relaxed records or comes after such, and
-// syncs it unless all of it is relaxed.
-func (c *committer) settleApart() error {
-	g := &c.group
-	if g.relaxed == 0 {
-		if err := c.s.sync(); err != nil {
-			c.unstage(&g.cargo, 0)
-			c.refuse(g.entries, err)
-			return err
-		}
-		c.s.settle()
-		c.s.durable += int64(len(g.buf))
-		c.finish(&g.cargo)
-		return nil
-	}
-	c.s.unsynced = append(c.s.unsynced, g.buf...) // answered for, so it stays
-	c.advance(&g.cargo)
-	for _, e := range g.entries {
-		if e.relaxed {
-			e.answer(nil)
-		}
-	}
-	if g.relaxed < len(g.entries) || len(c.s.unsynced) > maxUnsynced {
-		if err := c.s.sync(); err != nil {
-			c.l.setFault(c.wrap(err))
-			for _, e := range g.entries {
-				e.answer(c.wrap(err))
-			}
-			return err
-		}
-		c.s.settle()
-		for _, e := range g.entries {
-			e.answer(nil)
-		}
-	}
-	c.l.setFault(c.wrap(c.full))
+	c.launchIfDue()
 	return nil
 }
 
@@ -279,9 +238,9 @@ func (c *committer) finish(l *cargo) {
 	c.l.setFault(c.wrap(c.full))
 }
 
-// unstage takes lines, and more that come after them, out of the chain again.
-func (c *committer) unstage(l *cargo, more int) {
-	c.s.seq, c.s.prev = c.s.seq-uint64(len(l.entries)+more), l.prev
+// unstage takes the last lines out of the chain again.
+func (c *committer) unstage(l *cargo) {
+	c.s.seq, c.s.prev = c.s.seq-uint64(len(l.entries)), l.prev
 }
 
 // advance takes lines for written.
@@ -311,6 +270,6 @@ func (g *group) reset() {
 	if len(g.base) > 2*maxGroup {
 		g.base = nil
 	}
-	g.buf, g.relaxed = g.buf[:0], 0
+	g.buf, g.relaxed, g.urgent = g.buf[:0], 0, false
 	g.cargo.reset()
 }

@@ -6,36 +6,80 @@ import "golang.org/x/mod/sumdb/tlog"
 type cargo struct {
 	entries []*entry
 	leaves  []tlog.Hash // made while the lines are in the processor's caches
+	sizes   []int32     // of the lines, in bytes
 	prev    hexHash     // the chain's hash before them
+}
+
+// add appends more, which comes right after.
+func (l *cargo) add(more *cargo) {
+	if len(l.entries) == 0 {
+		l.prev = more.prev
+	}
+	l.entries = append(l.entries, more.entries...)
+	l.leaves = append(l.leaves, more.leaves...)
+	l.sizes = append(l.sizes, more.sizes...)
+}
+
+// split cuts before entry k; the second part's prev is right for k = 0 only.
+func (l *cargo) split(k int) (cargo, cargo) {
+	return cargo{l.entries[:k], l.leaves[:k], l.sizes[:k], l.prev}, cargo{l.entries[k:], l.leaves[k:], l.sizes[k:], l.prev}
+}
+
+func (l *cargo) bytes() (n int64) {
+	for _, size := range l.sizes {
+		n += int64(size)
+	}
+	return n
 }
 
 // reset forgets the lines and keeps the room.
 func (l *cargo) reset() {
 	clear(l.entries)
-	l.entries, l.leaves = l.entries[:0], l.leaves[:0]
+	l.entries, l.leaves, l.sizes = l.entries[:0], l.leaves[:0], l.sizes[:0]
 }
 
-// flight is groups on their way to the disk. Those that are written, or being synced,
-// are durable records alone: with relaxed ones, each group is settled before the next.
+// flight is groups on their way to the disk.
 type flight struct {
-	bytes int64
+	bytes   int64
+	relaxed int // entries that are answered for
 	cargo
 }
 
-// board puts the group, which is written, with what the next fdatasync is for.
+func (f *flight) empty() {
+	f.reset()
+	f.bytes, f.relaxed = 0, 0
+}
+
+// board puts the group, which is written, with what the next fdatasync is for, and
+// answers for its relaxed records.
 func (c *committer) board() {
 	g, w := &c.group, &c.written
-	c.s.flying += int64(len(g.buf))
+	c.s.wrote(g.buf)
 	w.bytes += int64(len(g.buf))
+	if g.relaxed > 0 {
+		w.relaxed += g.relaxed
+		for _, e := range g.entries {
+			if e.relaxed {
+				e.answer(nil)
+			}
+		}
+		c.l.setFault(c.wrap(c.full))
+	}
 	if len(w.entries) == 0 {
 		w.cargo, g.cargo = g.cargo, w.cargo
 		return
 	}
-	w.entries = append(w.entries, g.entries...)
-	w.leaves = append(w.leaves, g.leaves...)
+	w.add(&g.cargo)
 }
 
-// launch starts the fdatasync of what is written.
+// launchIfDue starts the fdatasync of what is written, when the disk is free and
+// somebody waits for it, or when it is much.
+func (c *committer) launchIfDue() {
+	if w := &c.written; !c.busy && (w.relaxed < len(w.entries) || w.bytes > maxUnsynced) {
+		c.launch()
+	}
+}
+
 func (c *committer) launch() {
 	c.syncing, c.written, c.spare = c.written, c.spare, flight{}
 	c.busy = true
@@ -52,35 +96,55 @@ func (c *committer) landed(err error) {
 	if len(c.group.entries) > 0 {
 		_ = c.flush() // who waits for it is told
 	}
-	if !c.busy && len(c.written.entries) > 0 {
-		c.launch()
-	}
+	c.launchIfDue()
 	c.deliver()
 }
 
-// land takes the outcome of the fdatasync under way into the state. After an error
-// nothing that came after it is in the log either: the kernel may have dropped pages and
-// will not say so again.
+// land takes the outcome of the fdatasync under way into the state.
 func (c *committer) land(err error) error {
 	c.deliver()
 	c.busy = false
 	done := c.syncing
 	c.syncing = flight{}
 	if err != nil {
-		c.s.dirty, c.s.flying = true, 0
-		c.unstage(&done.cargo, len(c.written.entries)+len(c.group.entries))
-		for _, entries := range [][]*entry{done.entries, c.written.entries, c.group.entries} {
-			c.refuse(entries, err)
-		}
-		c.written.reset()
-		c.written.bytes = 0
-		c.group.reset()
+		c.crash(&done, err)
 		return err
 	}
-	c.s.durable += done.bytes
-	c.s.flying -= done.bytes
+	c.s.synced(done.bytes)
 	c.arrived = done
 	return nil
+}
+
+// crash is the end of what was written when an fdatasync failed: nothing of it may be
+// taken for durable, since the kernel may have dropped pages and will not say so again.
+// It stays in the log up to the last record that was answered for, to be written once
+// more; what comes after that is refused.
+func (c *committer) crash(done *flight, err error) {
+	c.s.dirty = true
+	all := done.cargo
+	all.add(&c.written.cargo)
+	k := 0 // entries that stay
+	for i, e := range all.entries {
+		if e.relaxed {
+			k = i + 1
+		}
+	}
+	all.add(&c.group.cargo) // it is not written: nobody was told of any of it
+	stay, lost := all.split(k)
+	if k > 0 {
+		c.l.setFault(c.wrap(err))
+		for _, e := range stay.entries {
+			e.answer(c.wrap(err))
+		}
+		c.advance(&stay)
+		lost.prev = c.s.lost(stay.bytes())
+	} else {
+		c.s.lost(0)
+	}
+	c.unstage(&lost)
+	c.refuse(lost.entries, err)
+	c.written.empty()
+	c.group.reset()
 }
 
 // deliver answers for the flight that has arrived, before anything else is decided by
@@ -92,8 +156,7 @@ func (c *committer) deliver() {
 	}
 	c.arrived = flight{}
 	c.finish(&f.cargo)
-	f.reset()
-	f.bytes = 0
+	f.empty()
 	c.spare = f
 }
 

@@ -135,3 +135,65 @@ func TestAnOutcomeBehindItsReservationIsKept(t *testing.T) {
 		t.Errorf("the log holds %v", rs)
 	}
 }
+
+// Who waits for the kernel alone does not wait for the disk, also while it is at work.
+func TestARelaxedRecordDoesNotWaitForASync(t *testing.T) {
+	fsys := &faulty{}
+	g := start(t, Options{FS: fsys, Durable: DurableCredentialed})
+	if err := g.AppendRelaxed(t.Context(), g.reserved("q0")).Wait(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	h := holdSync(fsys, "", nil)
+	durable := g.Append(t.Context(), g.reserved("q1"))
+	<-h.began
+	fsys.mu.Unlock() // the hook holds it while it waits, and a write asks too
+	if err := g.AppendRelaxed(t.Context(), g.reserved("q2")).Wait(t.Context()); err != nil {
+		t.Error(err)
+	}
+	fsys.mu.Lock()
+	h.outcome <- nil
+	if err := durable.Wait(t.Context()); err != nil {
+		t.Error(err)
+	}
+	g.close(t)
+	wantVerdict(t, g.dir, VerdictComplete)
+}
+
+// After a failed fdatasync the log holds everything up to the last record that was
+// answered for, and nothing after it.
+func TestAFailedSyncKeepsWhatWasAnsweredFor(t *testing.T) {
+	fsys := &faulty{}
+	g := start(t, Options{FS: fsys, Durable: DurableCredentialed})
+	g.must(t, g.reserved("q0"))
+	if err := g.AppendRelaxed(t.Context(), g.reserved("told1")).Wait(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	h := holdSync(fsys, "", nil)
+	between := g.Append(t.Context(), g.reserved("between"))
+	<-h.began
+	fsys.mu.Unlock()
+	if err := g.AppendRelaxed(t.Context(), g.reserved("told2")).Wait(t.Context()); err != nil {
+		t.Error(err)
+	}
+	after := g.Append(t.Context(), g.reserved("after"))
+	g.queued()
+	fsys.mu.Lock()
+	h.outcome <- syscall.EIO
+	for name, f := range map[string]*Future{"between": between, "after": after} {
+		if err := f.Wait(t.Context()); !errors.Is(err, syscall.EIO) {
+			t.Errorf("%s: %v, want EIO", name, err)
+		}
+	}
+	g.must(t, g.completed("q0"))
+	g.close(t)
+	wantVerdict(t, g.dir, VerdictComplete)
+	var got []string
+	for _, r := range records(t, g.dir, Filter{}) {
+		if r.Stage == StageReserved {
+			got = append(got, r.Request.ID)
+		}
+	}
+	if fmt.Sprint(got) != "[q0 told1 between told2]" {
+		t.Errorf("the log holds the reservations %v", got)
+	}
+}

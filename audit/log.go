@@ -70,7 +70,8 @@ type entry struct {
 	body    []byte // in room, after id
 	room    *[]byte
 	at      time.Time
-	relaxed bool
+	relaxed bool // answered for once the kernel has it
+	urgent  bool // relaxed, and somebody waits for it
 	weight  int64
 	task    func() error // instead of a record
 }
@@ -215,17 +216,17 @@ func register(o *Options, r *registry) (*stream, []*stream, error) {
 // record whose future failed may become durable all the same, and one that closes a
 // reservation or a run is written as soon as the disk allows. r must not be changed
 // afterwards.
-func (l *Log) Append(ctx context.Context, r *Record) *Future { return l.add(ctx, r, false) }
+func (l *Log) Append(ctx context.Context, r *Record) *Future { return l.add(ctx, &entry{rec: r}) }
 
 // AppendRelaxed is Append with a future that resolves once the kernel has the record:
 // it then outlives this process, but not a loss of power within the next moments.
 // Under DurableAll it is Append.
 func (l *Log) AppendRelaxed(ctx context.Context, r *Record) *Future {
-	return l.add(ctx, r, l.o.Durable == DurableCredentialed)
+	waits := l.o.Durable == DurableCredentialed
+	return l.add(ctx, &entry{rec: r, relaxed: waits, urgent: waits})
 }
 
-func (l *Log) add(ctx context.Context, r *Record, relaxed bool) *Future {
-	e := &entry{rec: r, relaxed: relaxed}
+func (l *Log) add(ctx context.Context, e *entry) *Future {
 	if err := l.enqueue(ctx, e); err != nil {
 		e.answer(fmt.Errorf("audit: append: %w", err))
 	}

@@ -48,11 +48,12 @@ type stream struct {
 	segStat  fs.FileInfo
 	segSize  int64  // bytes that may be written without asking for space
 	durable  int64  // end of what fdatasync has confirmed
-	flying   int64  // bytes after durable that the kernel has and nobody was told of yet
-	unsynced []byte // whole lines after durable that the kernel has and callers were told of; none while some fly
+	keeps    bool   // whether what is written and not durable is kept in unsynced; else flying counts it
+	flying   int64  // bytes after durable that the kernel has and nobody was told of
+	unsynced []byte // whole lines after durable that the kernel has, and that callers may have been told of
 	reach    int64  // end of what any write may have touched
 	restored bool   // heal has put the segment back under its name
-	dirty    bool   // bytes after durable+unsynced may be left from a failed write
+	dirty    bool   // bytes after end may be left from a failed write, or what is before it be lost
 }
 
 func (s *stream) path(n int) string { return filepath.Join(s.dir, strconv.Itoa(n)+segmentExt) }
@@ -194,6 +195,39 @@ func (s *stream) sync() error {
 	}
 	s.dirty = false
 	return nil
+}
+
+// wrote takes in lines that write has handed to the kernel.
+func (s *stream) wrote(b []byte) {
+	if s.keeps {
+		s.unsynced = append(s.unsynced, b...)
+	} else {
+		s.flying += int64(len(b))
+	}
+}
+
+// synced takes the first n bytes after durable for durable.
+func (s *stream) synced(n int64) {
+	s.durable += n
+	if s.keeps {
+		s.unsynced = append(s.unsynced[:0], s.unsynced[n:]...)
+	} else {
+		s.flying -= n
+	}
+}
+
+// lost forgets all but the first n bytes after durable, which are whole lines; heal makes
+// the file so. It returns the hash of the last of them, if there is one.
+func (s *stream) lost(n int64) (last hexHash) {
+	s.flying = 0
+	if s.keeps {
+		s.unsynced = s.unsynced[:n]
+	}
+	if n > 0 {
+		end := s.unsynced[:n-int64(len("\"}\n"))]
+		last = hexHash(end[len(end)-hashHex:])
+	}
+	return last
 }
 
 // settle takes everything written for durable.
