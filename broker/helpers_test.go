@@ -107,7 +107,7 @@ type rig struct {
 	opts    Options
 }
 
-func secretFile(t *testing.T, text string) string {
+func secretFile(t testing.TB, text string) string {
 	t.Helper()
 	dir := t.TempDir()
 	if err := os.Chmod(dir, 0o700); err != nil {

@@ -25,7 +25,7 @@ type target struct {
 	refuse bool // to delete
 }
 
-func newTarget(t *testing.T) *target {
+func newTarget(t testing.TB) *target {
 	t.Helper()
 	g := &target{}
 	g.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -11,7 +11,7 @@ import (
 	"warder/internal/vaulttest"
 )
 
-func appRole(t *testing.T, s *vaulttest.Server) *config.Vault {
+func appRole(t testing.TB, s *vaulttest.Server) *config.Vault {
 	t.Helper()
 	role, secretID := s.AppRole(t)
 	return &config.Vault{Address: s.Addr, TokenRole: vaulttest.TokenRole, Auth: config.Auth{

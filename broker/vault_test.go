@@ -46,7 +46,7 @@ func calls(t *testing.T, file, path string) (n int, last string) {
 	return n, last
 }
 
-func startVault(t *testing.T) *vaulttest.Server {
+func startVault(t testing.TB) *vaulttest.Server {
 	t.Helper()
 	s := vaulttest.Start(t)
 	s.Setup(t, githubCanary)

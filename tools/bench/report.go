@@ -28,6 +28,13 @@ func printTables(w io.Writer, r result) {
 		}
 		fmt.Fprintln(t)
 	}
+	if len(r.Credentials) > 0 {
+		fmt.Fprintln(t, "credentials\tkept us\tfetched us\tfirst of a run us\tVault calls/1000 requests\t")
+		for _, c := range r.Credentials {
+			fmt.Fprintf(t, "%s\t%.1f\t%.0f\t%.0f\t%.0f\t\n", c.Kind, c.HitUS, c.MissUS, c.FirstUS, c.Calls)
+		}
+		fmt.Fprintln(t)
+	}
 	if len(r.Audit) > 0 {
 		fmt.Fprintln(t, "the log\twriters\trecords/s\tCPU us/record\tp50 us\tp99 us\t")
 		for _, c := range r.Audit {
