@@ -7,7 +7,7 @@ import (
 	"warder/internal/config"
 )
 
-func TestClassify(t *testing.T) {
+func TestClassify_F004_F005_F007_F008_F009_F022(t *testing.T) {
 	for class, list := range map[addressClass][]string{
 		addressPublic: {
 			"1.1.1.1", "8.8.8.8", "99.255.255.255", "100.128.0.1", "172.32.0.1", "192.0.1.1", "198.20.0.1", "223.255.255.255",

@@ -260,7 +260,7 @@ func (c *clientConn) openTLS(pre *prefixConn) *refusal {
 
 // certificate is the GetCertificate of a run's tls.Config.
 func (r *Run) certificate(hello *tls.ClientHelloInfo) (cert *tls.Certificate, err error) {
-	defer recoverTo(&err)
+	defer recoverTo(&err, "certificate", r.p.panicked)
 	arr := hello.Conn.(*prefixConn).arr
 	arr.sni = hello.ServerName
 	host := arr.want.host
@@ -309,9 +309,10 @@ func (f *feed) Close() error {
 func (f *feed) Addr() net.Addr { return &net.TCPAddr{} }
 
 // recoverTo turns a panic into an error, for functions that libraries call on
-// goroutines of their own.
-func recoverTo(err *error) {
+// goroutines of their own, and has it counted.
+func recoverTo(err *error, where string, note func(where string, v any)) {
 	if v := recover(); v != nil {
+		note(where, v)
 		*err = &refusal{reason: reasonInternalError, detail: "internal error", cause: fmt.Sprintf("panic: %T", v)}
 	}
 }

@@ -33,6 +33,8 @@ type dialer struct {
 	cert    *tls.Certificate                                   // presented to an upstream that asks for one; nil: none
 	buffers *sync.Pool                                         // of *[]byte
 	used    func(ctx context.Context, name string, o override) // an override was used
+
+	panicked func(where string, v any)
 }
 
 // upstreamConn is a dialled connection and what is known of it.
@@ -117,13 +119,14 @@ func newDialer(up *upstreams, timeout time.Duration, buffers *sync.Pool) *dialer
 			// A final dot keeps search domains out of it.
 			return r.LookupNetIP(ctx, "ip", host+".")
 		},
-		used: func(context.Context, string, override) {},
+		used:     func(context.Context, string, override) {},
+		panicked: func(string, any) {},
 	}
 }
 
 // dial connects to host:port in clear text.
 func (d *dialer) dial(ctx context.Context, _, hostport string) (c net.Conn, err error) {
-	defer recoverTo(&err)
+	defer recoverTo(&err, "dial", d.panicked)
 	ctx, cancel := context.WithTimeout(ctx, d.timeout)
 	defer cancel()
 	up, err := d.connect(ctx, hostport)
@@ -137,7 +140,7 @@ func (d *dialer) dial(ctx context.Context, _, hostport string) (c net.Conn, err 
 // dialTLS connects to host:port and verifies the certificate for host.
 func (d *dialer) dialTLS(sessions tls.ClientSessionCache, protocol string) func(context.Context, string, string) (net.Conn, error) {
 	return func(ctx context.Context, _, hostport string) (c net.Conn, err error) {
-		defer recoverTo(&err)
+		defer recoverTo(&err, "dial", d.panicked)
 		ctx, cancel := context.WithTimeout(ctx, d.timeout)
 		defer cancel()
 		raw, err := d.connect(ctx, hostport)

@@ -97,6 +97,9 @@ func TestPanicsOfOtherGoroutines_F099(t *testing.T) {
 		if rec := e.tape.completed(t, 1)[0]; rec.Verdict == verdictAllow || rec.Request.Host != "plain.allowed.test" {
 			t.Errorf("record %+v", rec)
 		}
+		if e.p.panics.Load() == 0 {
+			t.Error("not counted")
+		}
 		e.run.minter.clock = now
 		if r := ask(t, e.tls("plain.allowed.test"), get("/", "plain.allowed.test")); r.StatusCode != 200 { // it lives on
 			t.Error(r.Status)

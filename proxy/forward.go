@@ -262,7 +262,7 @@ func forbiddenTrailer(name string) bool {
 
 // Read runs on the transport's goroutine.
 func (b *sendBody) Read(p []byte) (n int, err error) {
-	defer recoverTo(&err)
+	defer recoverTo(&err, "body", b.x.p.panicked)
 	if b.in == nil {
 		return 0, io.EOF
 	}

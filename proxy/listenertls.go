@@ -34,7 +34,7 @@ func (l *lobby) clientTLS() *tls.Config {
 		MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1", "http/1.0"}, ClientAuth: tls.RequestClientCert,
 		SessionTicketsDisabled: true, Time: l.p.clock,
 		GetCertificate: func(h *tls.ClientHelloInfo) (cert *tls.Certificate, err error) {
-			defer recoverTo(&err)
+			defer recoverTo(&err, "certificate", l.p.panicked)
 			host, _, err := canonicalHost(h.ServerName)
 			if err != nil {
 				host, _, err = canonicalHost(hostOf(h.Conn.LocalAddr()))

@@ -76,6 +76,7 @@ func New(o Options) (*Proxy, error) {
 	p.metrics = p.newMetrics()
 	p.behind = newBehind(p.audit)
 	p.dialer = newDialer(up, p.limits.DialTimeout, p.buffers)
+	p.dialer.panicked = p.panicked
 	p.forward = p.newForwarder()
 	p.server = p.newServer()
 	p.h2base = p.newH2Base()

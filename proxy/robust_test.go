@@ -64,6 +64,9 @@ func TestPanicsAreAnsweredRecordedAndSurvived_I10_F099(t *testing.T) {
 			if strings.Contains(e.up.bytes(), "GET") {
 				t.Error("something was forwarded")
 			}
+			if n := e.p.panics.Load(); n != 2 {
+				t.Errorf("%d panics counted", n)
+			}
 		})
 	}
 }
