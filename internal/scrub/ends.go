@@ -61,7 +61,7 @@ func (e *Ends) feed(p []byte) (last int) {
 	for i := 0; i < len(p); {
 		if e.left > 0 {
 			n := min(uint64(len(p)-i), e.left)
-			i += int(n) //nolint:gosec // at most len(p)
+			i += int(n)
 			if e.left -= n; e.left == 0 {
 				last = i
 			}

@@ -200,4 +200,3 @@ func TestGitCloneAndPushWithBasicInjected_F084(t *testing.T) {
 		}
 	}
 }
-

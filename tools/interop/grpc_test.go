@@ -108,4 +108,3 @@ func (l *lab) soak(channel func() (*grpc.ClientConn, func())) func(context.Conte
 		})
 	}
 }
-

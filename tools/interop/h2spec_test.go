@@ -41,7 +41,7 @@ func TestMain(m *testing.M) {
 var exempt = map[string]string{
 	"http2/6.5.3: Sends multiple values of SETTINGS_INITIAL_WINDOW_SIZE": "the HTTP/2 layer ends a connection whose SETTINGS frame names a setting twice, " +
 		"as suspicious activity that RFC 9113 §10.5 lets an endpoint answer with a connection error",
-	"http2/8.1.2.2: Sends a HEADERS frame that contains the connection-specific header field": "answered 400 before the stream ends, which RFC 9113 §8.1.1 allows",
+	"http2/8.1.2.2: Sends a HEADERS frame that contains the connection-specific header field":                     "answered 400 before the stream ends, which RFC 9113 §8.1.1 allows",
 	`http2/8.1.2.2: Sends a HEADERS frame that contains the TE header field with any value other than "trailers"`: "answered 400 before the stream ends, which RFC 9113 §8.1.1 allows",
 }
 
