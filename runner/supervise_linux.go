@@ -18,7 +18,7 @@ import (
 
 // supervise follows the helper from its start to its end.
 func (u *run) supervise(ctx context.Context, res *Result) error {
-	timer := time.AfterFunc(createTimeout, func() { u.kill("error") })
+	timer := time.AfterFunc(createTimeout, func() { u.kill(CauseError) })
 	defer func() { timer.Stop() }()
 	for {
 		m, files, err := u.ctl.recv()
@@ -48,6 +48,7 @@ func (u *run) supervise(ctx context.Context, res *Result) error {
 			close(u.running)
 			u.trace(phaseStarted)
 			u.feedStdin()
+			go u.watchHealth(m.SandboxPID, u.over)
 			if u.watchdogNeeded() {
 				go u.watchMemory(m.SandboxPID, u.over)
 			}
@@ -134,6 +135,8 @@ func (u *run) taskEnded(ws unix.WaitStatus, lost string, res *Result) error {
 		res.Cause, res.ExitCode = CauseOOM, ExitOOM
 	case u.early.Load() != 0:
 		res.Cause, res.ExitCode = CauseSignal, 128+int(u.early.Load())
+	case u.causeSet() == CauseError:
+		return refusef("sandbox: a process that the task's code ran in was killed; hint: see whether the host ran out of memory (dmesg)")
 	case lost != "" && u.causeSet() == "":
 		return refusef("sandbox: its %s was killed; hint: see whether the host ran out of memory (dmesg)", lost)
 	case ws.Signaled():

@@ -36,6 +36,82 @@ func (u *run) watchMemory(pid int, stop <-chan struct{}) {
 	}
 }
 
+const (
+	healthInterval = time.Second
+	// deadLooks is at how many looks in a row a dead process has to be there.
+	deadLooks = 3
+)
+
+// watchHealth ends a run that would go on without a part of its own: when the
+// kernel killed any process of it for memory, and when a process in which the
+// task's code runs was killed. Its sentry takes those for running, and waits.
+func (u *run) watchHealth(sentry int, stop <-chan struct{}) {
+	tick := time.NewTicker(healthInterval)
+	defer tick.Stop()
+	seen := map[int]int{}
+	for {
+		select {
+		case <-stop:
+			return
+		case <-u.exited:
+			return
+		case <-tick.C:
+		}
+		if u.cg.oomKilled() {
+			u.kill(CauseOOM)
+			return
+		}
+		seen = stillDead(seen, deadChildren("/proc", sentry))
+		for _, looks := range seen {
+			if looks >= deadLooks {
+				u.kill(CauseError)
+				return
+			}
+		}
+	}
+}
+
+// stillDead counts at how many looks in a row each process was dead.
+func stillDead(before map[int]int, dead []int) map[int]int {
+	now := make(map[int]int, len(dead))
+	for _, pid := range dead {
+		now[pid] = before[pid] + 1
+	}
+	return now
+}
+
+// deadChildren are the children of a process that ended and were not waited for:
+// a sentry waits at once for those that it ends itself (proc(5): children, stat).
+func deadChildren(procfs string, pid int) (dead []int) {
+	lists, err := filepath.Glob(filepath.Join(procfs, strconv.Itoa(pid), "task/*/children"))
+	if err != nil {
+		return nil
+	}
+	for _, list := range lists {
+		b, err := os.ReadFile(list)
+		if err != nil {
+			continue // the thread ended
+		}
+		for _, s := range strings.Fields(string(b)) {
+			child, err := strconv.Atoi(s)
+			if err == nil && processState(procfs, child) == "Z" {
+				dead = append(dead, child)
+			}
+		}
+	}
+	return dead
+}
+
+func processState(procfs string, pid int) string {
+	b, err := os.ReadFile(filepath.Join(procfs, strconv.Itoa(pid), "stat"))
+	if err != nil {
+		return ""
+	}
+	_, rest, _ := strings.Cut(string(b), ") ") // pid (comm) state …
+	state, _, _ := strings.Cut(rest, " ")
+	return state
+}
+
 // sentryMemory returns, in bytes, the memory of the task, which the sentry holds
 // in memory files (memfd_create(2)) with as many blocks as were touched, and the
 // sentry's own anonymous memory.

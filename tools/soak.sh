@@ -60,6 +60,10 @@ rm "$dir/big"
 WARDER_SOAK_RUNS=${SOAKRUNS:-300} WARDER_SOAK_ATONCE=${SOAKATONCE:-50} \
   go test -trimpath ./cmd/warder -count=1 -timeout 60m -v -run '^TestE2EManyRuns' | grep -v '^=== '
 
+# 100,000 files, and 10 GiB on both streams at once.
+WARDER_SOAK_FILES=${SOAKFILES:-100000} WARDER_SOAK_OUTPUT_MIB=${SOAKOUTPUT:-10240} \
+  go test -trimpath ./cmd/warder -count=1 -timeout 120m -v -run '^(TestE2EHogsAreHeld|TestE2EEndlessOutput)' | grep -v '^=== '
+
 before=$(grep -c . /proc/self/mounts)
 status=0
 pids=()

@@ -77,3 +77,32 @@ func TestE2ESentryAndGoferAreConfined(t *testing.T) { // I1, I9
 		t.Errorf("control: the helper, which has no filter of ours, has %d", filters(pid))
 	}
 }
+
+// TestE2EOneTrustLevelInside_F119: nothing inside becomes another user, so no check
+// between users of one sandbox is relied on.
+func TestE2EOneTrustLevelInside_F119(t *testing.T) {
+	l := newLab(t)
+	l.write("become.py", `
+import os
+def attempt(what, f):
+    try: f(); print("became:", what)
+    except OSError: pass
+for uid in (0, 1, 1000, 1001, 65534):
+    if uid != os.getuid():
+        attempt("user %d" % uid, lambda: os.setuid(uid))
+        attempt("effective %d" % uid, lambda: os.seteuid(uid))
+        attempt("group %d" % uid, lambda: os.setgid(uid))
+    attempt("groups", lambda: os.setgroups([uid, 7]))
+for line in open("/proc/self/status"):
+    if line.startswith(("CapEff", "CapPrm", "CapInh", "CapBnd", "CapAmb")) and int(line.split()[1], 16): print("has", line)
+    if line.startswith("NoNewPrivs") and line.split()[1] != "1": print("may gain privileges")
+open("/proc/self/environ").read(1)
+print("tried")
+`)
+	for _, user := range labUsers() {
+		o := l.warder("run", "--user", user, "--input", "become.py", "--", "python3", "/workspace/become.py")
+		if o.stdout != "tried\n" {
+			t.Errorf("%s: %s%s", user, o.stdout, o.stderr)
+		}
+	}
+}

@@ -1,0 +1,259 @@
+package main
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	"warder/audit"
+	"warder/runner"
+)
+
+// hog is a program in Python that a limit has to hold or to end.
+type hog struct {
+	name, program string
+	flags         []string
+	causes        []string // of its end, any of them
+	says          string   // in its output, when it ended by itself
+}
+
+func hogs(files int) []hog {
+	const manyFiles = "n = 0\ntry:\n  for n in range(%d): open('/out/%%d' %% n, 'w').close()\n  print('made', n + 1)\nexcept OSError: print('held at', n)"
+	return []hog{
+		{
+			"fork bomb", "import os, time\nwhile True:\n  try: os.fork()\n  except OSError: time.sleep(0.01)",
+			[]string{"--pids-limit", "64", "--timeout", "4s"},
+			[]string{runner.CauseTimeout}, "",
+		},
+		{
+			"threads", "import threading, time\nn = 0\ntry:\n  while True: threading.Thread(target=time.sleep, args=(60,), daemon=True).start(); n += 1\nexcept RuntimeError: print('held at', n); import os; os.sys.stdout.flush(); os._exit(0)",
+			[]string{"--pids-limit", "64", "--timeout", "60s"},
+			[]string{runner.CauseExit}, "held at",
+		},
+		{
+			"disk filler", `
+import os
+for d in ("/workspace", "/out", "/tmp", "/dev/shm", "/var/tmp", "/etc"):
+  n = 0
+  try:
+    with open(d + "/fill", "wb", 0) as f:
+      while n < 1 << 30: n += f.write(b"x" * (1 << 20))
+    print("not held:", d)
+  except OSError: pass
+  try: os.unlink(d + "/fill")
+  except OSError: pass
+print("held")`,
+			[]string{"--disk", "32Mi", "--memory", "512Mi", "--timeout", "60s"},
+			[]string{runner.CauseExit}, "held",
+		},
+		{
+			"memory hog", "a = []\nwhile True: a.append(bytearray(8 << 20))",
+			[]string{"--memory", "128Mi", "--timeout", "60s"},
+			[]string{runner.CauseOOM}, "",
+		},
+		{
+			"memory hog in a child", "import os\npid = os.fork()\nif pid == 0:\n  a = []\n  while True: a.append(bytearray(8 << 20))\nos.waitpid(pid, 0)\nwhile True: pass",
+			[]string{"--memory", "128Mi", "--timeout", "60s"},
+			[]string{runner.CauseOOM}, "",
+		},
+		{
+			"memory hog by files", "f = open('/dev/shm/x', 'wb', 0)\ng = open('/tmp/x', 'wb', 0)\nwhile True:\n  for h in (f, g): h.write(b'x' * (1 << 20))",
+			[]string{"--memory", "64Mi", "--disk", "1Gi", "--timeout", "60s"},
+			[]string{runner.CauseOOM}, "",
+		},
+		{
+			"busy loops", "import os\nfor _ in range(8): os.fork()\nwhile True: pass",
+			[]string{"--timeout", "3s"},
+			[]string{runner.CauseTimeout}, "",
+		},
+		{
+			"files without content", fmt.Sprintf(manyFiles, 8000),
+			[]string{"--disk", "16Mi", "--timeout", "60s"},
+			[]string{runner.CauseExit}, "held at",
+		},
+		{
+			"files within the limit", fmt.Sprintf(manyFiles, files),
+			[]string{"--disk", "1Gi", "--timeout", "10m"},
+			[]string{runner.CauseExit}, fmt.Sprint("made ", files),
+		},
+	}
+}
+
+// TestE2EHogsAreHeld_I9_F124_F125: each ends or is held, by its own limit, while another run
+// goes on and the host has no more of it afterwards.
+func TestE2EHogsAreHeld_I9_F124_F125(t *testing.T) {
+	l := newLab(t)
+	waitOther, other := l.startWaiting("neighbour")
+	for _, h := range hogs(number(t, "WARDER_SOAK_FILES", 5000)) {
+		t.Run(h.name, func(t *testing.T) {
+			l := &lab{t: t, dir: l.dir, up: l.up}
+			l.write("hog.py", h.program)
+			args := append([]string{"run", "-o", "json", "--input", "hog.py"}, h.flags...)
+			o := l.warder(append(args, "--", "python3", "/workspace/hog.py")...)
+			r := decodeRun(t, o)
+			if !strings.Contains(strings.Join(h.causes, " "), r.Cause) || h.says != "" && !strings.Contains(r.Stdout, h.says) || strings.Contains(r.Stdout, "not held") {
+				t.Errorf("cause %q, exit %d: %s\n%s%s", r.Cause, r.ExitCode, r.Detail, r.Stdout, r.Stderr)
+			}
+			if want := map[string]int{runner.CauseOOM: runner.ExitOOM, runner.CauseTimeout: runner.ExitTimeout}[r.Cause]; r.ExitCode != want || o.code != want {
+				t.Errorf("cause %q with exit codes %d and %d", r.Cause, r.ExitCode, o.code)
+			}
+			waitGone(t, r.RunID)
+			if left := cgroupsOf(r.RunID); len(left) > 0 {
+				t.Errorf("cgroups: %v", left)
+			}
+			l.mustHold(l.sh("echo well"), 0, "well")
+		})
+	}
+	if syscall.Kill(other.HelperPID, 0) != nil {
+		t.Error("the other run is gone")
+	}
+	l.mustHold(l.warder("rm", other.Run), 0, other.Run)
+	_ = waitOther()
+	l.mustBeComplete()
+}
+
+// TestE2EOwn137IsNotOOM_F124: the task's own 137, and its own signal 9, are told
+// from the end by the memory limit.
+func TestE2EOwn137IsNotOOM_F124(t *testing.T) {
+	l := newLab(t)
+	for script, cause := range map[string]string{"exit 137": runner.CauseExit, "kill -9 $$": runner.CauseSignal, "sleep 0.1; kill -9 $$": runner.CauseSignal} {
+		if r, _ := l.json(script); r.ExitCode != 137 || r.Cause != cause {
+			t.Errorf("%s: cause %q, exit %d", script, r.Cause, r.ExitCode)
+		}
+	}
+}
+
+func decodeRun(t *testing.T, o outcomeOf) (r jsonRun) {
+	t.Helper()
+	if err := json.Unmarshal([]byte(o.stdout), &r); err != nil {
+		t.Fatalf("result is no JSON: %v\n%s%s", err, o.stdout, o.stderr)
+	}
+	return r
+}
+
+// TestE2EEndlessOutputIsBounded_F128: both streams to the last byte where somebody
+// reads them; kept up to a bound, with a flag, where they are part of the result.
+// The memory of warder does not follow their length.
+func TestE2EEndlessOutputIsBounded_F128(t *testing.T) {
+	l := newLab(t)
+	mib := number(t, "WARDER_SOAK_OUTPUT_MIB", 24)
+	script := fmt.Sprintf("yes | head -c %dM & yes no | head -c %dM >&2; wait", mib, mib)
+	peak := func(args ...string) (int64, []byte, int64) {
+		t.Helper()
+		cmd := l.command(t.Context(), append(append([]string{"run", "--timeout", "60m"}, args...), "--", "/bin/sh", "-c", script)...)
+		sum, n := sha256.New(), &countingWriter{}
+		var out bytes.Buffer
+		if len(args) > 0 {
+			cmd.Stdout = &out
+		} else {
+			cmd.Stdout = sum
+		}
+		cmd.Stderr = n
+		if err := cmd.Run(); err != nil {
+			t.Fatal(err)
+		}
+		if len(args) == 0 {
+			out.Write(sum.Sum(nil))
+		}
+		return cmd.ProcessState.SysUsage().(*syscall.Rusage).Maxrss << 10, out.Bytes(), n.n
+	}
+	rss, sum, errBytes := peak()
+	want := sha256.New()
+	if _, err := io.Copy(want, io.LimitReader(&yes{}, int64(mib)<<20)); err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(sum, want.Sum(nil)) || errBytes != int64(mib)<<20 {
+		t.Errorf("stdout %x, want %x; stderr %d bytes", sum, want.Sum(nil), errBytes)
+	}
+	kept, out, _ := peak("-o", "json")
+	r := decodeRun(t, outcomeOf{stdout: string(out)})
+	if !r.Truncated || len(r.Stdout) == 0 || len(r.Stdout) > 8<<20 || len(r.Stderr) > 8<<20 {
+		t.Errorf("kept %d and %d bytes, truncated %v", len(r.Stdout), len(r.Stderr), r.Truncated)
+	}
+	for name, bytes := range map[string]int64{"passed on": rss, "kept": kept} {
+		if bytes > 256<<20 {
+			t.Errorf("%s: warder took %d MiB of memory", name, bytes>>20)
+		}
+	}
+	ends := l.records(func(r *audit.Record) bool { return r.Event == audit.EventRunEnd })
+	for _, e := range ends {
+		if e.Stdout.Bytes != int64(mib)<<20 || e.Stderr.Bytes != int64(mib)<<20 || e.Stdout.SHA256 != hex.EncodeToString(want.Sum(nil)) {
+			t.Errorf("the log has %+v, %+v", e.Stdout, e.Stderr)
+		}
+	}
+	if len(ends) != 2 || ends[0].Stdout.Truncated || !ends[1].Stdout.Truncated {
+		t.Errorf("%d ends", len(ends))
+	}
+}
+
+// yes is the output of yes(1).
+type yes struct{ odd bool }
+
+func (y *yes) Read(b []byte) (int, error) {
+	for i := range b {
+		b[i] = "y\n"[map[bool]int{true: 1}[y.odd]]
+		y.odd = !y.odd
+	}
+	return len(b), nil
+}
+
+type countingWriter struct{ n int64 }
+
+func (c *countingWriter) Write(b []byte) (int, error) { c.n += int64(len(b)); return len(b), nil }
+
+// TestE2EAKilledStubEndsTheRun_F123: a host process that runs the task's code is
+// killed; the run ends, and is not held by what waits for it.
+func TestE2EAKilledStubEndsTheRun_F123(t *testing.T) {
+	l := newLab(t)
+	trace := filepath.Join(l.dir, "trace-stub")
+	cmd := l.command(t.Context(), "run", "--trace", trace, "--timeout", "60s", "--", "sleep", "600")
+	var errs bytes.Buffer
+	cmd.Stderr = &errs
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	p := followTrace(t, trace, "started")
+	stubs := childrenOf(t, p.SandboxPID)
+	if len(stubs) == 0 {
+		t.Fatal("control: the sentry has no children")
+	}
+	for _, pid := range stubs {
+		_ = syscall.Kill(pid, syscall.SIGKILL)
+	}
+	_ = cmd.Wait() // long before its time limit
+	if code := cmd.ProcessState.ExitCode(); code != runner.ExitWarder || !strings.Contains(errs.String(), "was killed; hint:") {
+		t.Errorf("exit %d: %s", code, errs.String())
+	}
+	waitGone(t, p.Run)
+	l.mustTellTheEnd(p.Run, "stub killed")
+	l.mustBeComplete()
+}
+
+// childrenOf are the processes below pid, its own children first.
+func childrenOf(t *testing.T, pid int) (out []int) {
+	t.Helper()
+	dirs, _ := filepath.Glob("/proc/[0-9]*/stat")
+	for _, d := range dirs {
+		b, err := os.ReadFile(d)
+		if err != nil {
+			continue
+		}
+		_, rest, _ := strings.Cut(string(b), ") ") // proc(5): pid (comm) state ppid
+		if f := strings.Fields(rest); len(f) > 1 && f[1] == strconv.Itoa(pid) {
+			if child, err := strconv.Atoi(filepath.Base(filepath.Dir(d))); err == nil {
+				out = append(out, child)
+				out = append(out, childrenOf(t, child)...)
+			}
+		}
+	}
+	return out
+}
