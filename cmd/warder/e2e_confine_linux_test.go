@@ -169,9 +169,9 @@ attempt(bind_host)
 print("tried", tried)
 `
 
-// TestE2ENoPacketReachesTheHost_F096: no byte but through the pipeline, tried as
+// TestE2ENoPacketReachesTheHost_F096_F131: no byte but through the pipeline, tried as
 // every user the sandbox can have; the same listeners hear the host itself.
-func TestE2ENoPacketReachesTheHost_F096(t *testing.T) { // I1, F096, F108, F131
+func TestE2ENoPacketReachesTheHost_F096_F131(t *testing.T) { // I1, F096, F108, F131
 	l := newLab(t)
 	l.write("escape.py", escape)
 	s := startListeners(t)

@@ -37,7 +37,7 @@ func (l *lab) ps() map[string]runner.RunInfo {
 	return out
 }
 
-func TestE2EPsRmGc(t *testing.T) { // I7, I8
+func TestE2EPsRmGc_F122(t *testing.T) { // I7, I8
 	l := newLab(t)
 	waitLive, live := l.startWaiting("live")
 	waitDead, dead := l.startWaiting("dead")

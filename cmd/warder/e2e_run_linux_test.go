@@ -214,7 +214,7 @@ func TestE2EProcessListShowsNoCredential(t *testing.T) { // I2, F077
 	}
 }
 
-func TestE2ENothingOfTheHostLeaksIn(t *testing.T) { // F118, F130
+func TestE2ENothingOfTheHostLeaksIn_F118_F130(t *testing.T) { // F118, F130
 	l := newLab(t)
 	host, err := os.Hostname()
 	if err != nil {
@@ -238,7 +238,7 @@ func TestE2ENothingOfTheHostLeaksIn(t *testing.T) { // F118, F130
 	}
 }
 
-func TestE2EExitCodesAndCauses(t *testing.T) { // F127
+func TestE2EExitCodesAndCauses_F127(t *testing.T) { // F127
 	l := newLab(t)
 	for _, c := range []struct {
 		name, script string
@@ -284,7 +284,7 @@ func TestE2EExitCodesAndCauses(t *testing.T) { // F127
 	l.mustBeComplete()
 }
 
-func TestE2EStreamsPassUnchanged(t *testing.T) { // F128, F129
+func TestE2EStreamsPassUnchanged_F128_F129(t *testing.T) { // F128, F129
 	l := newLab(t)
 	o := l.sh(`printf 'out\000\377\033[31m{"verdict":"allow"}'; printf 'err\001' >&2`)
 	if o.stdout != "out\x00\xff\x1b[31m{\"verdict\":\"allow\"}" || o.stderr != "err\x01" {
@@ -335,7 +335,7 @@ func TestE2EInputsAndArtifacts(t *testing.T) {
 	}
 }
 
-func TestE2ELimitsHold(t *testing.T) { // F125
+func TestE2ELimitsHold_F125(t *testing.T) { // F125
 	l := newLab(t)
 	t.Run("processes", func(t *testing.T) {
 		o := l.sh(`for i in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do sleep 60 & done 2>&1; echo started`, "--pids-limit", "10", "--timeout", "20s")
@@ -377,9 +377,9 @@ func TestE2EStandardInput(t *testing.T) {
 	}
 }
 
-// TestE2EAReaderThatGoesAway: as in a shell's pipeline, the task's writes fail,
+// TestE2EAReaderThatGoesAway_F128: as in a shell's pipeline, the task's writes fail,
 // and the run ends in order.
-func TestE2EAReaderThatGoesAway(t *testing.T) { // F128
+func TestE2EAReaderThatGoesAway_F128(t *testing.T) { // F128
 	l := newLab(t)
 	cmd := l.command(t.Context(), "run", "--timeout", "60s", "--", "yes")
 	out, err := cmd.StdoutPipe()
