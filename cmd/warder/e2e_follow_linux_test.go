@@ -16,6 +16,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 
 	"warder/audit"
@@ -187,9 +188,69 @@ func (l *lab) bundleKeys() {
 	l.write("bundle.pub", string(pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: public})))
 }
 
+// TestE2EAnotherSettingChangesNothing: the configuration is edited while the proxy
+// runs, also into one that no longer loads, and it is told to read its policy again.
+func TestE2EAnotherSettingChangesNothing_F152(t *testing.T) {
+	l, addr, cmd, stop := proxyLab(t, "")
+	judged := func(when string) {
+		t.Helper()
+		if !l.answers(addr, "200")() {
+			t.Errorf("%s: what is allowed is refused", when)
+		}
+		if out := l.curl(addr, "https://evil.test/"); !strings.Contains(out, `"reason":"no-rule"`) {
+			t.Errorf("%s: evil.test: %s", when, out)
+		}
+	}
+	judged("at first")
+	text, err := os.ReadFile(filepath.Join(l.dir, "warder.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for when, edited := range map[string]string{
+		"an unrelated key":  string(text) + "sandbox: {cpus: 2}\n",
+		"no policy section": strings.Replace(string(text), "policy: {path: ./policies}\n", "", 1),
+		"not YAML":          "{",
+	} {
+		l.write("warder.yaml", edited)
+		if err := cmd.Process.Signal(syscall.SIGHUP); err != nil {
+			t.Fatal(err)
+		}
+		judged(when)
+	}
+	// The signal does arrive: with it a changed policy is in force.
+	l.write("policies/api.rego", nothingAllowed)
+	if err := cmd.Process.Signal(syscall.SIGHUP); err != nil {
+		t.Fatal(err)
+	}
+	l.until(l.answers(addr, "403"))
+	if log := stop(); !strings.Contains(log, "proxy: policy ") {
+		t.Errorf("log: %s", log)
+	}
+}
+
+// TestE2EWithoutItsBundleServerNothingStarts: there is no policy, old or new.
+func TestE2EWithoutItsBundleServerNothingStarts_F150(t *testing.T) {
+	server := &policyServer{}
+	web := httptest.NewServer(server)
+	defer web.Close()
+	l := newLab(t)
+	l.bundleKeys()
+	l.write("warder.yaml", fmt.Sprintf(`version: 1
+policy: {bundle: {url: %q, key_file: ./bundle.pub, algorithm: ES256}}
+proxy: {listen: 127.0.0.1:0}
+audit: {dir: ./audit}
+`, web.URL+"/b.tar.gz"))
+	if o := l.warder("proxy"); o.code == 0 || !strings.Contains(o.stderr, "503") || strings.Contains(o.stderr, "listening") {
+		t.Errorf("exit %d: %s", o.code, o.stderr)
+	}
+	if all, _ := server.counts(); all == 0 {
+		t.Error("the server was not asked")
+	}
+}
+
 // TestE2EProxyFollowsABundleServer: by ETag; an altered bundle changes nothing;
 // a server that is away leaves the last good policy until it is too old.
-func TestE2EProxyFollowsABundleServer(t *testing.T) {
+func TestE2EProxyFollowsABundleServer_F151(t *testing.T) {
 	const allowed = "package warder.egress\n\nallow contains {\"rule\": \"all\"} if input.request.host == \"api.allowed.test\"\n"
 	server := &policyServer{}
 	web := httptest.NewServer(server)

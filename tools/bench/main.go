@@ -67,7 +67,7 @@ func parseOptions(args []string) (options, error) {
 	fs.StringVar(&o.out, "out", "bench-result.json", "result `file`")
 	fs.IntVar(&o.rounds, "rounds", 15, "interleaved rounds of the start; a third of it for the proxy")
 	fs.DurationVar(&o.duration, "duration", 3*time.Second, "of one cell of the proxy's part")
-	fs.StringVar(&o.only, "only", "", "start, image, proxy, credentials or audit")
+	fs.StringVar(&o.only, "only", "", "start, image, proxy, credentials, audit or policy")
 	fs.StringVar(&o.sqlite, "sqlite", "", "what the log is compared with, built from tools/sqlitelog; none: left out")
 	fs.StringVar(&o.goproxy, "goproxy", "", "a yardstick of the proxy's part, built from tools/stockgoproxy; none: left out")
 	fs.StringVar(&o.cells, "cells", "", "only the proxy's cells whose \"LOAD c=N PROXY\" matches this `pattern`")
@@ -96,6 +96,7 @@ type result struct {
 	Ratios  []ratio     `json:"ratios"`
 
 	Credentials []credentialCell `json:"credentials,omitempty"`
+	Policy      []policyCell     `json:"policy,omitempty"`
 }
 
 type machine struct {
@@ -144,7 +145,12 @@ func run(o options) error {
 			return fmt.Errorf("audit: %w", err)
 		}
 	}
-	r.Ratios = slices.Concat(startRatios(r.Start), credentialRatios(r.Credentials), imageRatios(r.Image), proxyRatios(r.Proxy), auditRatios(r.Audit))
+	if wants("policy") {
+		if r.Policy, err = benchPolicy(o); err != nil {
+			return fmt.Errorf("policy: %w", err)
+		}
+	}
+	r.Ratios = slices.Concat(startRatios(r.Start), credentialRatios(r.Credentials), imageRatios(r.Image), proxyRatios(r.Proxy), auditRatios(r.Audit), policyRatios(r.Policy))
 	printTables(os.Stdout, r)
 	text, err := json.MarshalIndent(r, "", "  ")
 	if err != nil {

@@ -42,6 +42,13 @@ func printTables(w io.Writer, r result) {
 		}
 		fmt.Fprintln(t)
 	}
+	if len(r.Policy) > 0 {
+		fmt.Fprintln(t, "a decision\tus\tfastest us\tallocations\t")
+		for _, c := range r.Policy {
+			fmt.Fprintf(t, "%s\t%.2f\t%.2f\t%.0f\t\n", c.Name, c.US, c.MinUS, c.Allocs)
+		}
+		fmt.Fprintln(t)
+	}
 	fmt.Fprintln(t, "what is compared\tvalue\tgoal\t\t")
 	for _, x := range r.Ratios {
 		fmt.Fprintf(t, "%s\t%.2f\t%s\t%s\t\n", x.Name, x.Value, x.Goal, x.Met)
