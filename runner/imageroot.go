@@ -93,6 +93,7 @@ func overErofs(t trust, uid uint32, cwd string) ([]byte, error) {
 	for _, d := range ownTops {
 		up.dir("/"+d, 0o755, 0)
 	}
+	up.dir("/root", 0o700, 0)
 	up.dir("/var/tmp", 0o1777, 0)
 	up.names()
 	up.file(caOnlyPath, t.ca)
