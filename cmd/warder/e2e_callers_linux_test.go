@@ -40,7 +40,7 @@ curl -sS -m 30 -o /dev/null -w ' %{http_code}\n' https://api.allowed.test/admin`
 // TestE2EATokenOpensOnlyItsOwn_F081: a caller of `warder proxy` is who its token
 // says, whatever name or header it sends, and gets what that client may have.
 func TestE2EATokenOpensOnlyItsOwn_F081(t *testing.T) { // I9
-	l, addr, _, _ := proxyLab(t, `clients: [{name: ci, token_file: ./token}, {name: bare, token_file: ./token2, credentials: []}]`)
+	l, addr, _, stop := proxyLab(t, `clients: [{name: ci, token_file: ./token}, {name: bare, token_file: ./token2, credentials: []}]`)
 	forged := []string{"-H", "X-Forwarded-For: 127.0.0.1", "--proxy-header", "X-Forwarded-For: 127.0.0.1", "-H", "X-Warder-Client: ci", "--proxy-header", "X-Warder-Client: ci"}
 	for _, c := range []struct{ name, user, token, want string }{
 		{"ci", "ci", "S3CR3T-CANARY-proxy-client-token", "STATUS 200 200"},
@@ -60,6 +60,7 @@ func TestE2EATokenOpensOnlyItsOwn_F081(t *testing.T) { // I9
 	if n := len(l.up.seen()); n != 4 {
 		t.Errorf("the API saw %d requests, not 4", n)
 	}
+	stop()                      // what has ended is written behind
 	runs := map[string]string{} // run → reason
 	for _, r := range l.records(func(r *audit.Record) bool {
 		return requestsOf(r) && r.Stage == audit.StageCompleted && r.Reason != "unauthenticated"
