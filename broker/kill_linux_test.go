@@ -261,3 +261,35 @@ func dieAt(t *testing.T, relay *deadlyRelay, state, call string, after bool, env
 	}
 	relay.aim(0, "", false)
 }
+
+// TestTheDeadMansSwitch: what no start can know of, a login whose answer was never
+// heard, and what nobody takes back, ends with the period of the login's token.
+func TestTheDeadMansSwitch(t *testing.T) { // I7
+	t.Parallel()
+	s := startVault(t)
+	g := newTarget(t)
+	s.Mount(t, "rabbit", "rabbitmq", nil)
+	s.Must(t, http.MethodPost, "rabbit/config/connection", map[string]any{"connection_uri": g.URL, "username": "admin", "password": "x", "verify_connection": false})
+	s.Must(t, http.MethodPost, "rabbit/roles/ro", map[string]any{"vhosts": `{"/":{"configure":"","write":"","read":".*"}}`})
+	s.Policy(t, "run-rabbit", `path "rabbit/creds/ro" { capabilities = ["read"] }`)
+	roleID, secretID := s.AppRole(t)
+	s.Must(t, http.MethodPost, "auth/approle/role/broker", map[string]any{"token_policies": "broker", "token_period": "2s", "token_no_default_policy": true})
+	role, secretFileName := secretFile(t, roleID), secretFile(t, secretID)
+	relay := newDeadlyRelay(t, s.Addr)
+	before := accessors(t, s)
+	for state, call := range map[string]string{"login made, answer not heard": "POST auth/approle/login", "in use": ""} {
+		dieAt(t, relay, state, call, true, []string{
+			"BROKER_KILL_ADDRESS=" + relay.URL, "BROKER_KILL_ROLE=" + role, "BROKER_KILL_SECRET=" + secretFileName,
+			"BROKER_KILL_JOURNAL=" + filepath.Join(t.TempDir(), "journal"), "BROKER_KILL_STATE=" + state,
+		})
+	}
+	if len(accessors(t, s)) <= len(before) || len(g.names()) != 1 {
+		t.Error("control: nothing was left")
+	}
+	for end := time.Now().Add(time.Minute); !slices.Equal(accessors(t, s), before) || len(g.names()) > 0; {
+		if time.Now().After(end) {
+			t.Fatalf("left: %d accessors, %d users", len(accessors(t, s))-len(before), len(g.names()))
+		}
+		time.Sleep(100 * time.Millisecond) // polling Vault, which ends them by itself
+	}
+}

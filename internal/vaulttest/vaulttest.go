@@ -9,6 +9,8 @@ package vaulttest
 import (
 	"bufio"
 	"bytes"
+	"crypto/tls"
+	"crypto/x509"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -26,7 +28,8 @@ const TokenRole = "agent-run"
 
 // Server is a running, unsealed Vault.
 type Server struct {
-	Addr   string // http://127.0.0.1:PORT
+	Addr   string // http://127.0.0.1:PORT, https:// with TLS
+	CAFile string // with TLS, the authority of its certificate
 	Root   string // its root token
 	Unseal string // its only unseal key
 
@@ -50,6 +53,15 @@ func StartDurable(t testing.TB) *Server {
 	t.Helper()
 	s := &Server{data: t.TempDir()}
 	s.run(t, "-listen", "127.0.0.1:0", "-data", s.data)
+	return s
+}
+
+// StartTLS runs a Vault that serves https and takes client certificates. files are
+// its certificate, for 127.0.0.1, its key, and the authority that signed it.
+func StartTLS(t testing.TB, certFile, keyFile, caFile string) *Server {
+	t.Helper()
+	s := &Server{CAFile: caFile}
+	s.run(t, "-listen", "127.0.0.1:0", "-cert", certFile, "-key", keyFile)
 	return s
 }
 
@@ -165,7 +177,7 @@ func (s *Server) Do(t testing.TB, token, method, path string, body any) (int, ma
 		t.Fatal(err)
 	}
 	req.Header.Set("X-Vault-Token", token)
-	tr := &http.Transport{DisableKeepAlives: true} // no proxy, nothing left open
+	tr := &http.Transport{DisableKeepAlives: true, TLSClientConfig: s.trust(t)} // no proxy, nothing left open
 	resp, err := (&http.Client{Transport: tr, Timeout: 30 * time.Second}).Do(req)
 	if err != nil {
 		t.Fatalf("test Vault: %s %s: %v", method, path, err)
@@ -182,6 +194,21 @@ func (s *Server) Do(t testing.TB, token, method, path string, body any) (int, ma
 		}
 	}
 	return resp.StatusCode, out
+}
+
+// trust is the server's own authority, with TLS.
+func (s *Server) trust(t testing.TB) *tls.Config {
+	t.Helper()
+	if s.CAFile == "" {
+		return nil
+	}
+	raw, err := os.ReadFile(s.CAFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pool := x509.NewCertPool()
+	pool.AppendCertsFromPEM(raw)
+	return &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12}
 }
 
 // Must calls the API as root and returns the "data" of the answer, or its

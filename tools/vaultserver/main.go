@@ -8,10 +8,12 @@
 //	addr=http://127.0.0.1:PORT root=TOKEN unseal=KEY
 //
 // A start on a folder that has been used needs -unseal KEY and prints no root token.
+// With -cert and -key it serves https, and asks clients for a certificate.
 package main
 
 import (
 	"context"
+	"crypto/tls"
 	"encoding/base64"
 	"errors"
 	"flag"
@@ -52,14 +54,16 @@ func main() {
 	parent := flag.Bool("parent", false, "exit when standard input ends")
 	data := flag.String("data", "", "`folder` to keep everything in (default: memory)")
 	unseal := flag.String("unseal", "", "unseal `key` of a folder that has been used")
+	cert := flag.String("cert", "", "`file` with the server's certificate (default: no TLS)")
+	key := flag.String("key", "", "`file` with its key")
 	flag.Parse()
-	if err := serve(*listen, *data, *unseal, *parent); err != nil {
+	if err := serve(*listen, *data, *unseal, *cert, *key, *parent); err != nil {
 		fmt.Fprintln(os.Stderr, "vaultserver:", err)
 		os.Exit(1)
 	}
 }
 
-func serve(listen, data, unseal string, parent bool) error {
+func serve(listen, data, unseal, certFile, keyFile string, parent bool) error {
 	l, err := net.Listen("tcp", listen)
 	if err != nil {
 		return err
@@ -67,7 +71,7 @@ func serve(listen, data, unseal string, parent bool) error {
 	if a, ok := l.Addr().(*net.TCPAddr); !ok || !a.IP.IsLoopback() {
 		return errors.Join(fmt.Errorf("%s is not a loopback address", l.Addr()), l.Close())
 	}
-	core, key, root, err := open(data, unseal)
+	core, seal, root, err := open(data, unseal)
 	if err != nil {
 		return err
 	}
@@ -83,8 +87,13 @@ func serve(listen, data, unseal string, parent bool) error {
 			os.Exit(0) // whoever started this server is gone
 		}()
 	}
-	fmt.Printf("addr=http://%s root=%s unseal=%s\n", l.Addr(), root, key)
-	return srv.Serve(l)
+	if certFile == "" {
+		fmt.Printf("addr=http://%s root=%s unseal=%s\n", l.Addr(), root, seal)
+		return srv.Serve(l)
+	}
+	srv.TLSConfig = &tls.Config{ClientAuth: tls.RequestClientCert, MinVersion: tls.VersionTLS12}
+	fmt.Printf("addr=https://%s root=%s unseal=%s\n", l.Addr(), root, seal)
+	return srv.ServeTLS(l, certFile, keyFile)
 }
 
 // open returns an initialised and unsealed core, its unseal key (Base64) and, when
