@@ -97,12 +97,13 @@ func (r Result) MarshalJSON() ([]byte, error) {
 	type artifact struct {
 		Path    string `json:"path"`
 		Size    *int64 `json:"size,omitempty"`
+		Mode    string `json:"mode,omitempty"` // octal, such as 0644
 		SHA256  string `json:"sha256,omitempty"`
 		Refused string `json:"refused,omitempty"`
 	}
 	arts := make([]artifact, 0, len(r.Artifacts))
 	for _, a := range r.Artifacts {
-		x := artifact{Path: a.Path, SHA256: a.SHA256, Refused: a.Refused}
+		x := artifact{Path: a.Path, Mode: a.Mode, SHA256: a.SHA256, Refused: a.Refused}
 		if a.Refused == "" {
 			x.Size = &a.Size
 		}

@@ -116,7 +116,7 @@ func TestE2EWhatGoesInComesOut_F115_F116(t *testing.T) {
 		}
 	}
 	outside := hashesBelow(t, filepath.Join(l.dir, "got/odd"))
-	receipt := map[string]string{}
+	receipt, modes := map[string]string{}, map[string]string{}
 	refused := 0
 	for _, a := range r.Artifacts {
 		if a.Refused != "" {
@@ -124,6 +124,7 @@ func TestE2EWhatGoesInComesOut_F115_F116(t *testing.T) {
 			continue
 		}
 		receipt[strings.TrimPrefix(a.Path, "/out/odd/")] = a.SHA256
+		modes[strings.TrimPrefix(a.Path, "/out/odd/")] = a.Mode
 	}
 	if len(want) < 10 || refused != len(links) {
 		t.Errorf("%d files, %d refused", len(want), refused)
@@ -136,6 +137,8 @@ func TestE2EWhatGoesInComesOut_F115_F116(t *testing.T) {
 		b, err2 := os.Stat(filepath.Join(l.dir, "got/odd", name))
 		if err1 != nil || err2 != nil || a.Mode().Perm()&0o755 != b.Mode().Perm() {
 			t.Errorf("%.40q: mode %v, came as %v", name, a.Mode(), b.Mode())
+		} else if modes[name] != fmt.Sprintf("%04o", a.Mode().Perm()) {
+			t.Errorf("%.40q: mode %v, receipt %q", name, a.Mode(), modes[name])
 		}
 	}
 	l.mustBeComplete()

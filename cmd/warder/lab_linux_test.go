@@ -175,7 +175,7 @@ type jsonRun struct {
 		DecisionID                             string `json:"decision_id"`
 	}
 	Artifacts []struct {
-		Path, SHA256, Refused string
+		Path, SHA256, Mode, Refused string
 		Size                  int64
 	}
 	Credentials []struct{ Name, Status string }
