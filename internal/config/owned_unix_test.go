@@ -93,7 +93,7 @@ func TestCheckOwnedJudgesBothEndsOfALink(t *testing.T) {
 	if err := CheckOwned(sticky); err != nil {
 		t.Errorf("the caller's own link in a sticky folder: %v", err)
 	}
-	if _, err := checkOwned(sticky, os.Geteuid()+1); err == nil {
+	if err := judgeLinkDir(sticky, filepath.Dir(sticky), os.Geteuid()+1); err == nil {
 		t.Error("another's link in a sticky folder was accepted")
 	}
 }
