@@ -95,7 +95,7 @@ func TestOIDCTokenIsAcceptedByAnotherVault(t *testing.T) {
 		t.Fatal("the control is not refused")
 	}
 	_, claims := claimsOf(t, token)
-	if life := g.Expires.Sub(r.clock.Now()); life <= 0 || life > 2*time.Minute || int64(claims["exp"].(float64))-g.Expires.Unix() > 2 {
+	if life := g.Expires.Sub(r.clock.Now()); life <= 0 || life > 2*time.Minute || int64(claims["exp"].(float64))-g.Expires.Unix() > 60 { // the rig's clock stands still, Vault's does not
 		t.Fatal("life", life)
 	}
 	if injected(t, grant(t, sess, "o")) != "Bearer "+token {
@@ -317,7 +317,7 @@ func TestPKICertificateOfAKeyMadeHere(t *testing.T) {
 		if name, err := askWith(t, srv, cert); err != nil || name != "agent-"+sess.run.ID {
 			t.Fatal(name, err)
 		}
-		if life := g.Expires.Sub(r.clock.Now()); life <= 0 || life > 5*time.Minute {
+		if life := g.Expires.Sub(r.clock.Now()); life <= 0 || life > 6*time.Minute { // the rig's clock stands still, Vault's does not
 			t.Fatal("life", life)
 		}
 		req, _ := http.NewRequestWithContext(t.Context(), http.MethodGet, "https://api.github.com/", nil)
@@ -327,11 +327,11 @@ func TestPKICertificateOfAKeyMadeHere(t *testing.T) {
 		if (g.LeaseID != "") != (role == "leased") {
 			t.Fatal("lease", g.LeaseID)
 		}
-		r.clock.add(5 * time.Minute)
+		r.clock.add(6 * time.Minute)
 		if grant(t, sess, role).ClientCertificate() == cert {
 			t.Fatal("a certificate at its end was handed out")
 		}
-		r.clock.add(-5 * time.Minute)
+		r.clock.add(-6 * time.Minute)
 	}
 	if e := j.list(); len(e) != 1 || len(e[0].LeaseIDs) == 0 {
 		t.Fatalf("journal %+v", e)
