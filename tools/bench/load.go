@@ -11,6 +11,7 @@ import (
 // sample is one measurement of one cell.
 type sample struct {
 	rate, cpuUS, p50US, p99US float64
+	rssMB                     float64
 	refused                   int
 }
 
@@ -98,7 +99,12 @@ func measureLoad(l load, t target, c int, d time.Duration) (sample, error) {
 	if err != nil {
 		return sample{}, err
 	}
-	return summarise(workers, units, slices.Concat(micros...), elapsed, after-before)
+	s, err := summarise(workers, units, slices.Concat(micros...), elapsed, after-before)
+	if err != nil {
+		return s, err
+	}
+	s.rssMB, err = resident(t.peer.cmd.Process.Pid)
+	return s, err
 }
 
 func summarise(workers []worker, units, micros []float64, elapsed, spent time.Duration) (sample, error) {
@@ -116,7 +122,10 @@ func summarise(workers []worker, units, micros []float64, elapsed, spent time.Du
 	for _, u := range units {
 		n += u
 	}
-	return sample{n / elapsed.Seconds(), float64(spent.Microseconds()) / n, quantile(micros, .5), quantile(micros, .99), refused}, nil
+	return sample{
+		rate: n / elapsed.Seconds(), cpuUS: float64(spent.Microseconds()) / n,
+		p50US: quantile(micros, .5), p99US: quantile(micros, .99), refused: refused,
+	}, nil
 }
 
 // each runs f for all workers at once and returns the first error.

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -59,7 +60,7 @@ func writePolicy(dir string, tunnel bool) error {
 }
 
 // startPeers starts the origin, the references and the product, each in a
-// process of its own with the same settings of the runtime.
+// process of its own with the settings of the runtime that it comes with.
 func startPeers(o options) (peers, error) {
 	p := peers{dir: o.dir, by: map[string]*peer{}}
 	self, err := os.Executable()
@@ -112,7 +113,7 @@ func startPeers(o options) (peers, error) {
 func (p *peers) start(addr string, serves, argv []string) error {
 	x := &peer{name: serves[0], addr: addr, log: &bytes.Buffer{}}
 	x.cmd = exec.Command(argv[0], argv[1:]...)
-	x.cmd.Env = append(os.Environ(), "GOGC=100", "GOMEMLIMIT=off", "SSL_CERT_FILE="+filepath.Join(p.dir, "origin-ca.crt"),
+	x.cmd.Env = append(asShipped(os.Environ()), "SSL_CERT_FILE="+filepath.Join(p.dir, "origin-ca.crt"),
 		"WARDER_STATE_DIR="+filepath.Join(p.dir, "state"), "BENCH_TOKEN=S3CR3T-CANARY-bench-0123456789")
 	x.cmd.Stdout, x.cmd.Stderr = x.log, x.log
 	x.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
@@ -124,6 +125,14 @@ func (p *peers) start(addr string, serves, argv []string) error {
 		p.by[name] = x
 	}
 	return waitFor(x)
+}
+
+// asShipped leaves out what changes a program's own settings of the runtime.
+func asShipped(env []string) []string {
+	return slices.DeleteFunc(env, func(v string) bool {
+		name, _, _ := strings.Cut(v, "=")
+		return name == "GOGC" || name == "GOMEMLIMIT" || name == "GODEBUG" || name == "GOMAXPROCS"
+	})
 }
 
 // target is a proxy by the name of its row.
@@ -204,6 +213,21 @@ func waitFor(p *peer) error {
 		time.Sleep(20 * time.Millisecond) // between two polls
 	}
 	return fmt.Errorf("%s does not listen on %s:\n%s", p.name, p.addr, p.log)
+}
+
+// resident is the process's memory in MB (proc(5), VmRSS of status).
+func resident(pid int) (float64, error) {
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		return 0, err
+	}
+	for line := range strings.Lines(string(status)) {
+		if rest, ok := strings.CutPrefix(line, "VmRSS:"); ok {
+			kb, err := strconv.ParseFloat(strings.TrimSuffix(strings.TrimSpace(rest), " kB"), 64)
+			return kb * 1024 / 1e6, err
+		}
+	}
+	return 0, errors.New("status has no VmRSS")
 }
 
 // cpuTime is the user and system time of a process in clock ticks of 10 ms

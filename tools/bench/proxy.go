@@ -17,6 +17,7 @@ type proxyCell struct {
 	CPUUS       float64 `json:"cpu_us_per_unit"` // of the proxy's process
 	P50US       float64 `json:"p50_us"`
 	P99US       float64 `json:"p99_us"`
+	RSSMB       float64 `json:"resident_mb"`
 	Refused     float64 `json:"refused"` // answers that were not the origin's
 
 	rounds []sample
@@ -139,5 +140,6 @@ func (p *proxyCell) settle() {
 	p.CPUUS = pick(func(s sample) float64 { return s.cpuUS })
 	p.P50US = pick(func(s sample) float64 { return s.p50US })
 	p.P99US = pick(func(s sample) float64 { return s.p99US })
+	p.RSSMB = pick(func(s sample) float64 { return s.rssMB })
 	p.Refused = pick(func(s sample) float64 { return float64(s.refused) })
 }

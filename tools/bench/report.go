@@ -22,9 +22,9 @@ func printTables(w io.Writer, r result) {
 		fmt.Fprintln(t)
 	}
 	if len(r.Proxy) > 0 {
-		fmt.Fprintln(t, "the proxy\tload\tconnections\tper second\tCPU us each\tp50 us\tp99 us\trefused\t")
+		fmt.Fprintln(t, "the proxy\tload\tconnections\tper second\tCPU us each\tp50 us\tp99 us\tMB\trefused\t")
 		for _, c := range r.Proxy {
-			fmt.Fprintf(t, "%s\t%s\t%d\t%.0f\t%.1f\t%.0f\t%.0f\t%.0f\t\n", c.Name, c.Load, c.Concurrency, c.Rate, c.CPUUS, c.P50US, c.P99US, c.Refused)
+			fmt.Fprintf(t, "%s\t%s\t%d\t%.0f\t%.1f\t%.0f\t%.0f\t%.0f\t%.0f\t\n", c.Name, c.Load, c.Concurrency, c.Rate, c.CPUUS, c.P50US, c.P99US, c.RSSMB, c.Refused)
 		}
 		fmt.Fprintln(t)
 	}

@@ -23,5 +23,12 @@ if [ ! -x "$sqlite" ]; then
   (cd tools/sqlitelog && go build -ldflags '-s -w' -o "$sqlite.tmp" .)
   mv "$sqlite.tmp" "$sqlite"
 fi
+key=$({ go version; cat tools/stockgoproxy/go.mod tools/stockgoproxy/go.sum tools/stockgoproxy/main.go; } | sha256sum | cut -c1-16)
+goproxy=$cache/stockgoproxy-$key
+if [ ! -x "$goproxy" ]; then
+  echo "bench: building stockgoproxy, once, into $goproxy" >&2
+  (cd tools/stockgoproxy && go build -ldflags '-s -w' -o "$goproxy.tmp" .)
+  mv "$goproxy.tmp" "$goproxy"
+fi
 go build -o bin/bench ./tools/bench
-exec bin/bench -runsc "$runsc" -sqlite "$sqlite" -out bench-result.json "$@"
+exec bin/bench -runsc "$runsc" -sqlite "$sqlite" -goproxy "$goproxy" -out bench-result.json "$@"
