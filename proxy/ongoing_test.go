@@ -418,3 +418,41 @@ func TestF153APolicyThatComesWhileAnotherJudges(t *testing.T) {
 		t.Errorf("%d, %d connections to the upstream", r.StatusCode, e.up.connections())
 	}
 }
+
+// stuckRecorder never has a reservation on the disk.
+type stuckRecorder struct {
+	*tape
+	waiting chan struct{}
+}
+
+func (s *stuckRecorder) Append(ctx context.Context, r *audit.Record) *audit.Future {
+	if r.Stage != audit.StageReserved {
+		return s.tape.Append(ctx, r)
+	}
+	s.note(r)
+	close(s.waiting)
+	<-ctx.Done()
+	return audit.Failed(ctx.Err())
+}
+
+// A request that the new policy stops while it waits for its record is denied by
+// that policy: it is not the log's fault.
+func TestARequestThatWaitsForItsRecordIsDeniedByTheNewPolicy(t *testing.T) {
+	var policy reloaded
+	stuck := &stuckRecorder{waiting: make(chan struct{})}
+	e := newEnv(t, nil, policy.with(engineOf(t, allPaths)), func(e *env, o *Options, _ *RunOptions) {
+		stuck.tape = e.tape
+		o.Audit = stuck
+	})
+	c := e.tls("plain.allowed.test")
+	send(t, c, get("/shut", "plain.allowed.test"))
+	<-stuck.waiting
+	policy.engine.Store(engineOf(t, openPaths))
+	e.p.PolicyChanged()
+	if r := readReply(t, bufio.NewReader(c), "GET"); r.StatusCode != 403 || r.reason() != "no-rule" {
+		t.Errorf("answer %d %q", r.StatusCode, r.body)
+	}
+	if rec := e.tape.completed(t, 1)[0]; rec.Verdict != "deny" || rec.Reason != "no-rule" {
+		t.Errorf("record %s %s", rec.Verdict, rec.Reason)
+	}
+}

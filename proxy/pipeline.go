@@ -84,6 +84,9 @@ func (p *Proxy) onRequest(r *http.Request, ctx *goproxy.ProxyCtx) (*http.Request
 		(*exchange).noStandInLeft,
 	} {
 		if f := step(x, r); f != nil {
+			if cut := x.interrupted(); cut != nil {
+				f = cut // why the step had to give up
+			}
 			x.refuse(f)
 			return r, x.denial(r)
 		}

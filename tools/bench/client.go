@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"crypto/tls"
 	"crypto/x509"
+	"encoding/base64"
 	"errors"
 	"fmt"
 	"io"
@@ -184,6 +185,9 @@ func dialThrough(t target, host string) (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err = connectTo(conn, host+":443", t.auth); err != nil {
+		return nil, errors.Join(err, conn.Close())
+	}
 	tc, err := handshake(conn, host, t.roots)
 	if err != nil {
 		return nil, errors.Join(err, conn.Close())
@@ -191,20 +195,29 @@ func dialThrough(t target, host string) (net.Conn, error) {
 	return tc, nil
 }
 
-func handshake(conn net.Conn, host string, roots *x509.CertPool) (net.Conn, error) {
-	if _, err := fmt.Fprintf(conn, "CONNECT %[1]s:443 HTTP/1.1\r\nHost: %[1]s:443\r\n\r\n", host); err != nil {
-		return nil, err
+// connectTo asks the proxy for a tunnel.
+func connectTo(conn net.Conn, authority, auth string) error {
+	known := ""
+	if auth != "" {
+		known = "Proxy-Authorization: Basic " + base64.StdEncoding.EncodeToString([]byte(auth)) + "\r\n"
 	}
-	// Byte by byte: what follows the head belongs to TLS.
+	if _, err := fmt.Fprintf(conn, "CONNECT %[1]s HTTP/1.1\r\nHost: %[1]s\r\n%[2]s\r\n", authority, known); err != nil {
+		return err
+	}
+	// Byte by byte: what follows the head belongs to the tunnel.
 	var head []byte
 	for one := make([]byte, 1); !bytes.HasSuffix(head, []byte("\r\n\r\n")) && len(head) < 4096; head = append(head, one...) {
 		if _, err := io.ReadFull(conn, one); err != nil {
-			return nil, err
+			return err
 		}
 	}
 	if !bytes.HasPrefix(head, []byte("HTTP/1.1 200")) && !bytes.HasPrefix(head, []byte("HTTP/1.0 200")) {
-		return nil, fmt.Errorf("CONNECT: %q", head)
+		return fmt.Errorf("CONNECT: %q", head)
 	}
+	return nil
+}
+
+func handshake(conn net.Conn, host string, roots *x509.CertPool) (net.Conn, error) {
 	t := tls.Client(conn, &tls.Config{MinVersion: tls.VersionTLS13, ServerName: host, RootCAs: roots, NextProtos: []string{"http/1.1"}})
 	return t, t.Handshake()
 }

@@ -36,7 +36,7 @@ func main() {
 	}
 }
 
-// dispatch runs the benchmark, or one of its servers in a process of its own.
+// dispatch runs the benchmark, the soak, or one of their servers in a process of its own.
 func dispatch(args []string) error {
 	if len(args) > 0 {
 		switch args[0] {
@@ -46,6 +46,10 @@ func dispatch(args []string) error {
 			return serveReference(args[1:])
 		case "splice":
 			return serveSplice(args[1:])
+		case "soak":
+			return soak(args[1:])
+		case "flood":
+			return floodProxy(args[1:])
 		}
 	}
 	o, err := parseOptions(args)

@@ -114,7 +114,7 @@ func (p *peers) start(addr string, serves, argv []string) error {
 	x := &peer{name: serves[0], addr: addr, log: &bytes.Buffer{}}
 	x.cmd = exec.Command(argv[0], argv[1:]...)
 	x.cmd.Env = append(asShipped(os.Environ()), "SSL_CERT_FILE="+filepath.Join(p.dir, "origin-ca.crt"),
-		"WARDER_STATE_DIR="+filepath.Join(p.dir, "state"), "BENCH_TOKEN=S3CR3T-CANARY-bench-0123456789")
+		"WARDER_STATE_DIR="+filepath.Join(p.dir, "state"), "BENCH_TOKEN=S3CR3T-CANARY-bench-0123456789", "SOAK_TOKEN="+soakToken)
 	x.cmd.Stdout, x.cmd.Stderr = x.log, x.log
 	x.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := x.cmd.Start(); err != nil {
@@ -145,7 +145,7 @@ func (p *peers) target(name, path string) target {
 	if err != nil {
 		return target{}
 	}
-	return target{p.by[name], roots, path}
+	return target{peer: p.by[name], roots: roots, path: path}
 }
 
 func (p *peers) logs() string {

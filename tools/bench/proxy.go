@@ -52,6 +52,7 @@ type target struct {
 	peer  *peer
 	roots *x509.CertPool // who signs what the client sees
 	path  string
+	auth  string // name:token of a client; "": none is asked for
 }
 
 // cells is one round, in order: what is compared stands side by side.

@@ -16,8 +16,9 @@ import (
 	"time"
 )
 
-// serveOrigin answers each request with 1 KiB of JSON and seven headers, and three
-// paths in other ways: a long stream, two chunks with a pause, a WebSocket's echo.
+// serveOrigin answers each request with 1 KiB of JSON and seven headers, and some
+// paths in other ways: a long stream, two chunks with a pause, a WebSocket's echo,
+// and what the soak asks for (faults.go).
 func serveOrigin(args []string) error {
 	fs := flag.NewFlagSet("origin", flag.ContinueOnError)
 	listen, plain, dir := fs.String("listen", "", ""), fs.String("plain", "", ""), fs.String("pki", "", "")
@@ -45,6 +46,9 @@ func serveOrigin(args []string) error {
 			return
 		case "ws":
 			echo(w, r)
+			return
+		}
+		if misbehave(w, r) {
 			return
 		}
 		h := w.Header() // and Date, which the server adds
