@@ -40,7 +40,7 @@ bench: build ## Side by side: the start of a sandbox, the proxy, and the log
 mutants: ## Take guards away, one by one: a mutant that survives names a missing test
 	tools/mutants.sh
 
-soak: build ## Verify a log of SOAKRECORDS (default 1000000), then start and kill runs for SOAKTIME (default 30m)
+soak: build ## Verify a log of SOAKRECORDS (1000000), load the proxy for SOAKPROXYTIME (20m), start and kill runs for SOAKTIME (30m)
 	tools/soak.sh
 
 clean: ## Remove what was built here; caches outside the clone stay

@@ -62,6 +62,7 @@ type clientConn struct {
 	net.Conn
 	p      *Proxy
 	run    *Run
+	raw    net.Conn // as it was accepted
 	arr    arrival
 	fr     framer
 	client string // known by its certificate
@@ -94,6 +95,7 @@ func (c *clientConn) Write(b []byte) (int, error) {
 		f.cause = firstLine(b)
 	}
 	id := identity.NewID()
+	c.run.wearily(c.run.ctx, f)
 	c.recordRefused(id, f)
 	if _, err := c.Conn.Write(rawDenial(c.run.identity(), f, id)); err != nil {
 		return 0, err
@@ -136,7 +138,7 @@ func (c *clientConn) finish() {
 // serve decides what a new connection carries and gives it to the server. It
 // returns when the server has it, or when it is closed and recorded.
 func (p *Proxy) serve(run *Run, raw net.Conn, arr arrival, ended func()) {
-	c := &clientConn{p: p, run: run, arr: arr, ended: ended}
+	c := &clientConn{p: p, run: run, raw: raw, arr: arr, ended: ended}
 	c.Conn = raw
 	defer func() {
 		if v := recover(); v != nil {

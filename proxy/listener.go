@@ -22,7 +22,9 @@ type lobby struct {
 	o    ListenOptions
 	ctx  context.Context
 	tls  *tls.Config // nil: the listener itself speaks no TLS
-	home *Run        // holds connections until their caller is known; may call nothing
+	home *Run        // has all connections; may call nothing
+
+	places *places
 
 	mu   sync.Mutex
 	runs map[string]*guest
@@ -52,7 +54,7 @@ func (p *Proxy) ServeListener(ctx context.Context, ln net.Listener, o ListenOpti
 	if err != nil {
 		return err
 	}
-	l := &lobby{p: p, o: o, ctx: ctx, home: home, runs: make(map[string]*guest)}
+	l := &lobby{p: p, o: o, ctx: ctx, home: home, runs: make(map[string]*guest), places: newPlaces(p.limits.MaxConnsPerRun)}
 	l.tls = l.clientTLS()
 	home.lobby = l
 	stop := context.AfterFunc(ctx, func() { _ = ln.Close() })
@@ -129,15 +131,18 @@ func (x *exchange) identify(r *http.Request) *refusal {
 	if !ok {
 		return refuse(reasonUnauthenticated, "the proxy does not know this client")
 	}
-	run, release, f := l.admit(r.Context(), name, x.conn)
+	run, release, f := l.admit(r.Context(), name, x.conn, x.conn.raw)
 	if f == nil {
 		x.run, x.release = run, release
 	}
 	return f
 }
 
-// admit counts a connection into the run of a known client.
-func (l *lobby) admit(ctx context.Context, name string, c net.Conn) (*Run, func(), *refusal) {
+// admit counts a connection, which was accepted as raw, into the run of a known client.
+func (l *lobby) admit(ctx context.Context, name string, c, raw net.Conn) (*Run, func(), *refusal) {
+	if !l.places.settle(raw, name) {
+		return nil, nil, refuse(reasonTooMany, "too many open connections")
+	}
 	for range 2 { // the run may end for idleness between the two steps
 		run, err := l.enter(ctx, name)
 		if err != nil {

@@ -6,10 +6,22 @@ import (
 	"time"
 )
 
-// meter holds one run to a number of bytes a second, both ways together. The zero
-// meter holds nothing back.
+// refusalRate is how many refusals one run gets in a second. Further ones have to
+// wait for theirs: a run that is refused again and again shall not take the machine,
+// or the log, from the others.
+const refusalRate = 1000
+
+// wearily lets a refusal wait its turn. What failed by no fault of the run's does not.
+func (r *Run) wearily(ctx context.Context, f *refusal) {
+	if reasonByCode(f.reason).verdict == verdictDeny {
+		r.refusals.pass(ctx, 1)
+	}
+}
+
+// meter holds one run to a number of bytes a second, both ways together, or of
+// something else. The zero meter holds nothing back.
 type meter struct {
-	rate float64 // bytes a second; 0: no limit
+	rate float64 // a second; 0: no limit
 
 	mu   sync.Mutex
 	next time.Time // when what was let through so far would have passed at rate

@@ -58,6 +58,7 @@ func (p *Proxy) serveHTTP(rw http.ResponseWriter, r *http.Request) {
 	}
 	if f != nil {
 		x.refuse(f)
+		x.run.wearily(r.Context(), f)
 		w.writeResponse(x.denial(r))
 		return
 	}
@@ -88,6 +89,7 @@ func (p *Proxy) onRequest(r *http.Request, ctx *goproxy.ProxyCtx) (*http.Request
 				f = cut // why the step had to give up
 			}
 			x.refuse(f)
+			x.run.wearily(r.Context(), f)
 			return r, x.denial(r)
 		}
 	}

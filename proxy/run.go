@@ -40,6 +40,7 @@ type Run struct {
 	tls      *tls.Config // one for all its connections, so that sessions resume
 	dialer   *dialer
 	flow     meter
+	refusals meter
 	flying   atomic.Int64 // requests under way
 	total    counter      // of all that was let through
 	keptBody atomic.Int64 // bytes of bodies kept for judging again
@@ -95,7 +96,7 @@ func (p *Proxy) newRun(id *identity.Run, o RunOptions) (*Run, error) {
 		usedBy:     make(map[string]*counter),
 		ongoing:    make(map[ongoing]going),
 	}
-	r.flow.rate = float64(p.limits.BytesPerSecond)
+	r.flow.rate, r.refusals.rate = float64(p.limits.BytesPerSecond), refusalRate
 	r.ctx, r.cancel = context.WithCancel(context.Background())
 	r.tls = &tls.Config{
 		MinVersion: tls.VersionTLS12, NextProtos: []string{"h2", "http/1.1", "http/1.0"},
@@ -158,7 +159,15 @@ func (r *Run) accept(raw net.Conn, arr arrival) {
 		_ = raw.Close()
 		return
 	}
-	go r.p.serve(r, raw, arr, func() { r.untrack(raw) })
+	if r.lobby == nil {
+		go r.p.serve(r, raw, arr, func() { r.untrack(raw) })
+		return
+	}
+	r.lobby.places.arrive(raw)
+	go r.p.serve(r, raw, arr, func() {
+		r.lobby.places.gone(raw)
+		r.untrack(raw)
+	})
 }
 
 // track counts a connection in; the caller owes one untrack.
@@ -168,7 +177,7 @@ func (r *Run) track(raw net.Conn) *refusal {
 	if r.closed {
 		return refuse(reasonTooMany, "the run has ended")
 	}
-	if len(r.conns) >= r.p.limits.MaxConnsPerRun {
+	if len(r.conns) >= r.p.limits.MaxConnsPerRun && r.lobby == nil { // a listener counts by client
 		return refuse(reasonTooMany, "too many open connections")
 	}
 	r.conns[raw] = struct{}{}

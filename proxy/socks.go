@@ -88,7 +88,7 @@ func (c *clientConn) socksGreeting(pre *prefixConn) *refusal {
 	if l == nil {
 		return nil
 	}
-	run, release, f := l.admit(c.run.ctx, name, pre)
+	run, release, f := l.admit(c.run.ctx, name, pre, c.raw)
 	if f != nil {
 		return f
 	}

@@ -1,5 +1,10 @@
 #!/usr/bin/env bash
-# Starts runs for SOAKTIME seconds (or 30m, 2h), several at a time, and kills
+# Mixed traffic through the proxy for SOAKPROXYTIME (20m), at saturation, with a new
+# policy every second and faults of the upstream: nothing may go wrong that was not
+# injected, and memory, descriptors and goroutines stay flat. Then one client floods,
+# and another's slowest answers stay as they are (tools/bench/soak*.go).
+#
+# Then it starts runs for SOAKTIME seconds (or 30m, 2h), several at a time, and kills
 # some of them with -9 at a random moment. At the end one more start sweeps, and
 # nothing of the dead runs may be left: no process, mount, cgroup or state file.
 set -euo pipefail
@@ -15,6 +20,11 @@ jobs=${SOAKJOBS:-4}
 
 # The log: SOAKRECORDS records written and verified, in memory that stays flat.
 WARDER_SOAK_RECORDS=${SOAKRECORDS:-1000000} go test ./audit -count=1 -timeout 60m -v -run '^TestSoakALongLog$' | grep -v '^=== '
+
+# The proxy under load.
+go build -o bin/bench ./tools/bench
+bin/bench soak -warder bin/warder -time "${SOAKPROXYTIME:-20m}"
+
 dir=$(mktemp -d)
 export WARDER_STATE_DIR=$dir/state
 printf 'version: 1\naudit: {dir: %s/audit}\n' "$dir" >"$dir/warder.yaml"
