@@ -86,7 +86,7 @@ func newTraffic(s *soaked, client string) (*traffic, error) {
 
 // work does one thing after the other until ctx ends.
 func (t *traffic) work(ctx context.Context, w int) {
-	rnd := rand.New(rand.NewPCG(uint64(w), 7)) //nolint:gosec // which request comes next
+	rnd := rand.New(rand.NewPCG(uint64(w), 7))
 	total := 0
 	for _, k := range t.kinds {
 		total += k.weight
@@ -173,9 +173,9 @@ func (t *traffic) get(c *http.Client, to string, status, length int) func(contex
 
 func (t *traffic) post(c *http.Client, to string) func(context.Context) error {
 	return func(ctx context.Context) error {
-		body := bytes.Repeat([]byte{byte('a' + rand.IntN(26))}, 1+rand.IntN(64<<10)) //nolint:gosec // what is sent
+		body := bytes.Repeat([]byte{byte('a' + rand.IntN(26))}, 1+rand.IntN(64<<10))
 		resp, got, err := t.send(ctx, c, http.MethodPost, to, body)
-		if err == nil && (resp.StatusCode != 200 || !bytes.Equal(got, body)) {
+		if err == nil && (resp.StatusCode != http.StatusOK || !bytes.Equal(got, body)) {
 			err = fmt.Errorf("answer %d: %d bytes for %d", resp.StatusCode, len(got), len(body))
 		}
 		return err
@@ -187,7 +187,7 @@ func (t *traffic) reflected(c *http.Client, to string) func(context.Context) err
 	want := strings.Repeat("*", len(soakToken))
 	return func(ctx context.Context) error {
 		resp, got, err := t.send(ctx, c, http.MethodGet, to, nil)
-		if err == nil && (resp.StatusCode != 200 || !strings.HasSuffix(string(got), "Bearer "+want) || resp.Header.Get("X-Reflected") != "Bearer "+want) {
+		if err == nil && (resp.StatusCode != http.StatusOK || !strings.HasSuffix(string(got), "Bearer "+want) || resp.Header.Get("X-Reflected") != "Bearer "+want) {
 			err = fmt.Errorf("answer %d %.300q, field %q", resp.StatusCode, got, resp.Header.Get("X-Reflected"))
 		}
 		return err
@@ -206,9 +206,9 @@ func (t *traffic) either(to string) func(context.Context) error {
 			t.s.cut++
 		case err != nil:
 			return err
-		case resp.StatusCode == 200:
+		case resp.StatusCode == http.StatusOK:
 			t.s.toggled[0]++
-		case resp.StatusCode == 403 && bytes.Contains(got, []byte(`"no-rule"`)):
+		case resp.StatusCode == http.StatusForbidden && bytes.Contains(got, []byte(`"no-rule"`)):
 			t.s.toggled[1]++
 		default:
 			return fmt.Errorf("answer %d %.300s", resp.StatusCode, got)
