@@ -196,7 +196,7 @@ func (x *exchange) upstreamFailure(err error) *refusal {
 	case errors.As(err, &own):
 		return own
 	case errors.Is(err, context.Canceled):
-		return &refusal{reason: reasonUpstreamProtocol, gone: true, cause: "the client went away before the answer"}
+		return clientGone("before the answer")
 	case isTimeout(err) || errors.Is(err, context.DeadlineExceeded):
 		return &refusal{reason: reasonUpstreamTimeout, detail: "the upstream did not answer in time", cause: err.Error()}
 	}

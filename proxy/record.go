@@ -24,14 +24,23 @@ func (x *exchange) reserve(r *http.Request) *refusal {
 		return refuse(reasonAuditUnavailable, "the record could not be written")
 	}
 	if err := fut.Wait(r.Context()); err != nil {
+		if r.Context().Err() != nil {
+			return clientGone("before the request was sent")
+		}
 		f := refuse(reasonAuditUnavailable, "the record could not be written")
 		f.cause = err.Error()
-		if r.Context().Err() != nil {
-			f.cause = "the client went away first"
-		}
 		return f
 	}
 	return nil
+}
+
+// clientGone ends an exchange whose client has closed its connection, or its
+// sending side of it: the two look alike, and most clients mean the first. One that
+// still listens is told.
+func clientGone(when string) *refusal {
+	f := badRequest("the client closed its side of the connection before the answer")
+	f.hint, f.gone, f.cause = "keep the connection open both ways until the answer has come", true, "the client went away "+when
+	return f
 }
 
 // append chooses how durable a record of this exchange must be.

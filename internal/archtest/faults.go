@@ -82,3 +82,23 @@ func unlisted(byNumber map[string]faults.Row, test string) []string {
 	}
 	return out
 }
+
+// FaultMutants checks that every fault of severity C has a mutant in the list
+// (tools/mutants/list.txt): one whose guard or whose test bears its number.
+func FaultMutants(doc string, rows []faults.Row, list []byte) []Violation {
+	guarded := map[string]bool{}
+	for line := range strings.SplitSeq(string(list), "\n") {
+		if strings.HasPrefix(line, "= ") || strings.HasPrefix(line, "test ") {
+			for _, n := range faults.Numbers(line) {
+				guarded[n] = true
+			}
+		}
+	}
+	var out []Violation
+	for _, r := range rows {
+		if r.Severity == "C" && !guarded[r.Number] {
+			out = append(out, Violation{doc + ":" + strconv.Itoa(r.Line), "mutants", r.Number + " has no mutant: which guard holds it?"})
+		}
+	}
+	return out
+}

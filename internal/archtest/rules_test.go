@@ -210,4 +210,7 @@ func TestFaultTableIsHeldAgainstTheSources(t *testing.T) {
 	}
 	got := FaultTests("t.md", rows, files, []byte("package peers\n\nfunc TestPeer_F001(t *testing.T) {}\n\nfunc TestPeer_F004(t *testing.T) {}\n"))
 	wantRules(t, got, "proxy/a_test.go:5 faults", "t.md faults", "t.md:2 faults")
+	got = FaultMutants("t.md", []faults.Row{{Number: "F001", Severity: "C", Line: 1}, {Number: "F002", Severity: "C", Line: 2}, {Number: "F003", Severity: "H", Line: 3}, {Number: "F004", Severity: "C", Line: 4}},
+		[]byte("= a dot makes no other name (F001)\nfile proxy/a.go\ntest TestX_F002\n- \tF004\n"))
+	wantRules(t, got, "t.md:4 mutants")
 }

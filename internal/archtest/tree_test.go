@@ -110,6 +110,11 @@ func TestFaultsNameTestsThatExist(t *testing.T) {
 		}
 	}
 	report(t, FaultTests(doc, rows, load(t), nested))
+	mutants, err := os.ReadFile(filepath.Join(root(t), "tools", "mutants", "list.txt"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	report(t, FaultMutants(doc, rows, mutants))
 }
 
 // invariants is how many CONTRIBUTING.md numbers.

@@ -41,7 +41,7 @@ type Row struct {
 var (
 	rowForm  = regexp.MustCompile(`^\| (F[0-9]{3}) \| ([CHM]) \| ([^|]+) \| ([^|]+) \|$`)
 	testForm = regexp.MustCompile("^`((?:Test|Fuzz)[^`* ]*\\*?)`$")
-	number   = regexp.MustCompile(`F[0-9]{3}`)
+	number   = regexp.MustCompile(`(^|[^0-9A-Za-z]|Test|Fuzz)(F[0-9]{3})`)
 )
 
 // Parse reads the rows. Lines that do not begin like a row are text.
@@ -80,7 +80,15 @@ func Parse(table []byte) ([]Row, error) {
 }
 
 // Numbers are the faults that a test's name bears.
-func Numbers(test string) []string { return number.FindAllString(test, -1) }
+func Numbers(test string) []string {
+	var out []string
+	for _, m := range number.FindAllStringSubmatchIndex(test, -1) {
+		if end := m[5]; end == len(test) || test[end] < '0' || test[end] > '9' {
+			out = append(out, test[m[4]:end])
+		}
+	}
+	return out
+}
 
 // Covers reports that the name in a row stands for the test: it is it, one of its
 // parents, or begins it where the name ends in "*".

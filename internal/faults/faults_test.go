@@ -79,3 +79,14 @@ func TestAWorseOutcomeStands(t *testing.T) {
 		t.Error(ran["TestX"])
 	}
 }
+
+func TestNumbers(t *testing.T) {
+	for name, want := range map[string]string{
+		"TestDots_F001": "F001", "TestF146Conflict": "F146", "FuzzF001": "F001", "TestX_I5_F034_F041_F043": "F034 F041 F043", "TestX/mixed_answers_(F012)": "F012",
+		"TestX/F017_a_port": "F017", "TestX/%2F123": "", "TestX/UTF800": "", "TestX/F1234": "", "TestX": "", "(I5, F023, F025)": "F023 F025",
+	} {
+		if got := strings.Join(Numbers(name), " "); got != want {
+			t.Errorf("%s: %q", name, got)
+		}
+	}
+}
