@@ -148,8 +148,8 @@ func (u *run) detachedTree() (*os.File, error) {
 
 // mapTree makes what the tree has of root and of the task's id theirs inside as
 // well (an id-mapped mount by the helper's user namespace, mount_setattr(2)).
-// Files of other ids belong to nobody inside. Where the file system of the tree
-// cannot do that, all of them do: root of the sandbox then owns only what is laid
+// Files of other ids belong to nobody inside. Where that cannot be done,
+// all of them do: root of the sandbox then owns only what is laid
 // over the image.
 func mapTree(tree *os.File, helper int) error {
 	ns, err := os.Open(fmt.Sprintf("/proc/%d/ns/user", helper))
@@ -158,7 +158,8 @@ func mapTree(tree *os.File, helper int) error {
 	}
 	defer ns.Close()
 	err = unix.MountSetattr(int(tree.Fd()), "", unix.AT_EMPTY_PATH, &unix.MountAttr{Attr_set: unix.MOUNT_ATTR_IDMAP, Userns_fd: uint64(ns.Fd())})
-	if err != nil && !errors.Is(err, unix.EINVAL) {
+	// EINVAL: not that file system; EPERM: root of a container, which does not own it.
+	if err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.EPERM) {
 		return fmt.Errorf("mount_setattr: %w", err)
 	}
 	return nil
