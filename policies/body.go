@@ -17,7 +17,7 @@ const (
 )
 
 // part is a set of those parts of input.request that are made by parsing.
-type part uint8
+type part uint16
 
 const (
 	partBody part = 1 << iota // body, body_truncated and unparsed
@@ -26,14 +26,22 @@ const (
 	partMCP
 	partGRPC
 	partGit
+	partOCI
+	partNPM
+	partPyPI
+	partGolang
+	partDebian
 
-	allParts = partGit<<1 - 1
+	allParts = partDebian<<1 - 1
+	// ofPath are those that method, path and query alone decide.
+	ofPath = partOCI | partNPM | partPyPI | partGolang | partDebian
 )
 
 // partNames are the parts by their names in input.request.
 var partNames = map[string]part{
 	"body": partBody, "body_truncated": partBody, "unparsed": partBody,
 	"graphql": partGraphQL, "jsonrpc": partJSONRPC, "mcp": partMCP, "grpc": partGRPC, "git": partGit,
+	"oci": partOCI, "npm": partNPM, "pypi": partPyPI, "golang": partGolang, "debian": partDebian,
 }
 
 // parsedBody is what a policy may know of a body, and of what a request says
@@ -44,6 +52,7 @@ type parsedBody struct {
 	unparsed  bool // there is (or may be) a body, and it is not in value
 
 	graphql, jsonrpc, mcp, grpc, git *ast.Term // nil: the request has none
+	oci, npm, pypi, golang, debian   *ast.Term
 
 	unseen part // wanted, there, and not understood
 }
@@ -51,10 +60,10 @@ type parsedBody struct {
 // judged reports whether the policy sees all that it wants to see.
 func (b *parsedBody) judged() bool { return b.unseen == 0 }
 
-// plain reports whether there is nothing that was parsed, so that the rest of
-// the request says all.
+// plain reports whether nothing of a body was parsed, so that the rest of the
+// request says all.
 func (b *parsedBody) plain() bool {
-	return b.judged() && b.value == nil && b.graphql == nil && b.jsonrpc == nil && b.mcp == nil && b.grpc == nil && b.git == nil
+	return b.unseen&^ofPath == 0 && b.value == nil && b.graphql == nil && b.jsonrpc == nil && b.mcp == nil && b.grpc == nil && b.git == nil
 }
 
 // parseParts reads the wanted parts of a request.
@@ -81,8 +90,35 @@ func parseParts(r *Request, want part) *parsedBody {
 		b.git = parseGit(r)
 		b.note(partGit, b.git)
 	}
+	for p, read := range pathParsers {
+		if want&p != 0 {
+			term := read(r)
+			*b.ofPath(p) = term
+			b.note(p, term)
+		}
+	}
 	b.unseen &= want
 	return b
+}
+
+// pathParsers read what a path says.
+var pathParsers = map[part]func(*Request) *ast.Term{
+	partOCI: parseOCI, partNPM: parseNPM, partPyPI: parsePyPI, partGolang: parseGolang, partDebian: parseDebian,
+}
+
+// ofPath is where a part is kept.
+func (b *parsedBody) ofPath(p part) **ast.Term {
+	switch p {
+	case partOCI:
+		return &b.oci
+	case partNPM:
+		return &b.npm
+	case partPyPI:
+		return &b.pypi
+	case partGolang:
+		return &b.golang
+	}
+	return &b.debian
 }
 
 // note remembers that a part says of itself that it is unparsed.

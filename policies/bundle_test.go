@@ -27,7 +27,7 @@ type signer struct {
 	key     *BundleKey
 }
 
-func newSigner(t *testing.T) signer {
+func newSigner(t testing.TB) signer {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -48,7 +48,7 @@ func newSigner(t *testing.T) signer {
 }
 
 // build makes a bundle of one module and one data document; sign may be nil.
-func build(t *testing.T, source string, sign *signer) []byte {
+func build(t testing.TB, source string, sign *signer) []byte {
 	t.Helper()
 	b := bundle.Bundle{
 		Manifest: bundle.Manifest{Revision: "7"},

@@ -3,6 +3,7 @@ package policies
 import (
 	"context"
 	"fmt"
+	"net/url"
 	"strings"
 	"sync"
 	"testing"
@@ -32,11 +33,36 @@ var fieldChanges = map[string]func(*Input){
 	"request.protocol":          func(in *Input) { in.Request.Protocol = "h2" },
 	"request.content_type":      func(in *Input) { in.Request.ContentType = "x" },
 	"request.content_length":    func(in *Input) { in.Request.ContentLength = 9 },
+	"request.oci":               pathOf("/v2/a/tags/list"),
+	"request.npm":               pathOf("/left-pad"),
+	"request.pypi":              pathOf("/simple/x/"),
+	"request.golang":            pathOf("/a.test/c/@v/list"),
+	"request.debian":            pathOf("/debian/dists/sid/Release"),
 	"destination.transparent":   func(in *Input) { in.Destination.Transparent = false },
 	"destination.literal":       func(in *Input) { in.Destination.Literal = true },
 	"destination.sni":           func(in *Input) { in.Destination.SNI = "x" },
 	"approvals":                 func(in *Input) { in.Approvals = []string{"x"} },
 	"credentials":               func(in *Input) { in.Credentials = []string{"x"} },
+}
+
+// pathsBefore are for parts that are absent of other paths.
+var pathsBefore = map[string]string{
+	"request.oci": "/v2/b/tags/list", "request.pypi": "/simple/y/", "request.golang": "/a.test/d/@v/list", "request.debian": "/debian/dists/stable/Release",
+}
+
+// pathOf sets a path with its segments.
+func pathOf(p string) func(*Input) {
+	return func(in *Input) {
+		in.Request.Path = p
+		in.Request.Segments = nil
+		for s := range strings.SplitSeq(strings.TrimPrefix(p, "/"), "/") {
+			plain, err := url.PathUnescape(s)
+			if err != nil {
+				plain = s
+			}
+			in.Request.Segments = append(in.Request.Segments, plain)
+		}
+	}
 }
 
 // showing is a policy whose decisions show one part of the input.
@@ -55,7 +81,11 @@ func TestCacheKeyHoldsEveryPartThatIsRead(t *testing.T) {
 				t.Fatal("not cached")
 			}
 			differ := func() bool {
-				before, after := decide(t, e), decide(t, e, change)
+				before, after := decide(t, e, func(in *Input) {
+					if path, ok := pathsBefore[part]; ok {
+						pathOf(path)(in)
+					}
+				}), decide(t, e, change)
 				return before.Reason == ReasonDenied && after.Reason == ReasonDenied && before.Message != after.Message
 			}
 			if !differ() {

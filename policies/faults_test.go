@@ -181,7 +181,7 @@ deny contains {"rule": "seen", "message": json.marshal(input)} if true
 	})
 	const wanted = `{"approvals":[],"credentials":["github-read","other"],"destination":{"literal":false,"sni":"api.github.com","transparent":true},` +
 		`"request":{"body":{"a":["1","2"],"b":[" "]},"body_truncated":false,"content_length":-1,"content_type":"application/x-www-form-urlencoded; charset=UTF-8",` +
-		`"graphql":{"unparsed":true},"headers":{"x-a":["1","2"]},"host":"api.github.com","id":"q-1","jsonrpc":{"unparsed":true},"mcp":{"unparsed":true},"method":"GET","path":"/a%2Fb/c","port":443,"protocol":"http/1.1","query":{"a":["1;b=2"]},"scheme":"https","segments":["a/b","c"],"unparsed":false},` +
+		`"graphql":{"unparsed":true},"headers":{"x-a":["1","2"]},"host":"api.github.com","id":"q-1","jsonrpc":{"unparsed":true},"mcp":{"unparsed":true},"method":"GET","npm":{"unparsed":true},"path":"/a%2Fb/c","port":443,"protocol":"http/1.1","query":{"a":["1;b=2"]},"scheme":"https","segments":["a/b","c"],"unparsed":false},` +
 		`"run":{"agent":"coder","id":"r-1","image_digest":"","labels":{"env":"ci"},"task":"t","user":"ci"},"stage":"request","time":1795971600000000001,"usage":{"credentials":{},"host":{"bytes_in":0,"bytes_out":0,"cost":0,"requests":0},"run":{"bytes_in":0,"bytes_out":0,"cost":0,"requests":0}},"version":1}`
 	if d.Message != wanted {
 		t.Errorf("input is\n%s\nwant\n%s", d.Message, wanted)

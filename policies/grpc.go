@@ -30,8 +30,9 @@ func parseGRPC(r *Request) *ast.Term {
 	}
 	media, _, _ := strings.Cut(strings.ToLower(types[0]), ";")
 	media = strings.TrimSpace(media)
-	service, method, ok := strings.Cut(strings.TrimPrefix(r.Path, "/"), "/")
-	if len(types) != 1 || r.Method != http.MethodPost || !isGRPCType(media) || !ok || !isServiceName(service) || !isIdentifier(method) {
+	path, rooted := strings.CutPrefix(r.Path, "/")
+	service, method, ok := strings.Cut(path, "/")
+	if !rooted || len(types) != 1 || r.Method != http.MethodPost || !isGRPCType(media) || !ok || !isServiceName(service) || !isIdentifier(method) {
 		return unparsedPart()
 	}
 	return ast.ObjectTerm([2]*ast.Term{keyService, ast.StringTerm(service)}, [2]*ast.Term{keyMethod, ast.StringTerm(method)})

@@ -64,7 +64,7 @@ func newInputPlan(refs *reference, time bool) *inputPlan {
 		}
 	}
 	p.parts = partsOf(refs, false)
-	p.needs.Body = p.parts&^(partGRPC|partGit) != 0 || refs.has("request", "git", "refs") || refs.has("request", "git", "unparsed")
+	p.needs.Body = p.parts&^(partGRPC|partGit|ofPath) != 0 || refs.has("request", "git", "refs") || refs.has("request", "git", "unparsed")
 	p.needs.Time = time || refs.has("time")
 	// What differs in every request would only fill the cache.
 	p.needs.Usage = refs.has("usage")
@@ -207,6 +207,11 @@ func requestFields(refs *reference) []field {
 		ofBody("mcp", func(b *parsedBody) *ast.Term { return b.mcp }),
 		ofBody("grpc", func(b *parsedBody) *ast.Term { return b.grpc }),
 		ofBody("git", func(b *parsedBody) *ast.Term { return b.git }),
+		byPath("oci", func(b *parsedBody) *ast.Term { return b.oci }),
+		byPath("npm", func(b *parsedBody) *ast.Term { return b.npm }),
+		byPath("pypi", func(b *parsedBody) *ast.Term { return b.pypi }),
+		byPath("golang", func(b *parsedBody) *ast.Term { return b.golang }),
+		byPath("debian", func(b *parsedBody) *ast.Term { return b.debian }),
 	}
 }
 
@@ -224,6 +229,17 @@ func fixed(name string, value *ast.Term) field {
 
 func ofBody(name string, get func(*parsedBody) *ast.Term) field {
 	return field{name: name, key: ast.StringTerm(name), get: func(_ *Input, b *parsedBody) *ast.Term { return get(b) }}
+}
+
+// byPath is a part that method, path and query decide.
+func byPath(name string, get func(*parsedBody) *ast.Term) field {
+	f := ofBody(name, get)
+	f.mix = func(key []byte, in *Input) []byte {
+		r := &in.Request
+		key = mixText(mixText(key, r.Method), r.Path)
+		return mixList(mixList(key, r.Segments), r.Query["from"])
+	}
+	return f
 }
 
 func text(name string, get func(*Input) string) field {
