@@ -18,9 +18,10 @@ type responseWriter struct {
 	whole   bool // an answer without a body: head and end go together
 }
 
-// newBuffers holds the copy buffers that all exchanges share.
+// newBuffers holds the copy buffers that all exchanges share. A full one is one
+// packet of the sandbox's link, headers included (its MTU is 65535).
 func newBuffers() *sync.Pool {
-	return &sync.Pool{New: func() any { b := make([]byte, 32<<10); return &b }}
+	return &sync.Pool{New: func() any { b := make([]byte, 60<<10); return &b }}
 }
 
 func (w *responseWriter) WriteHeader(code int) {

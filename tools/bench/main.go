@@ -50,6 +50,10 @@ func dispatch(args []string) error {
 			return soak(args[1:])
 		case "flood":
 			return floodProxy(args[1:])
+		case "once":
+			return once(args[1:])
+		case "fetch":
+			return fetch(args[1:])
 		}
 	}
 	o, err := parseOptions(args)
@@ -95,6 +99,9 @@ type result struct {
 	Machine machine     `json:"machine"`
 	Start   []startCell `json:"start,omitempty"`
 	Image   []startCell `json:"image,omitempty"`
+	Phases  []phaseCell `json:"phases,omitempty"`
+	Alive   []aliveCell `json:"alive,omitempty"`
+	Link    []linkCell  `json:"link,omitempty"`
 	Proxy   []proxyCell `json:"proxy,omitempty"`
 	Audit   []auditCell `json:"audit,omitempty"`
 	Ratios  []ratio     `json:"ratios"`
@@ -128,6 +135,19 @@ func run(o options) error {
 		if r.Start, err = benchStart(o); err != nil {
 			return fmt.Errorf("start: %w", err)
 		}
+		if r.Phases, err = benchPhases(o); err != nil {
+			return fmt.Errorf("phases: %w", err)
+		}
+	}
+	if wants("alive") {
+		if r.Alive, err = benchAlive(o); err != nil {
+			return fmt.Errorf("alive: %w", err)
+		}
+	}
+	if wants("link") {
+		if r.Link, err = benchLink(o); err != nil {
+			return fmt.Errorf("link: %w", err)
+		}
 	}
 	if wants("image") {
 		if r.Image, err = benchImage(o); err != nil {
@@ -154,7 +174,7 @@ func run(o options) error {
 			return fmt.Errorf("policy: %w", err)
 		}
 	}
-	r.Ratios = slices.Concat(startRatios(r.Start), credentialRatios(r.Credentials), imageRatios(r.Image), proxyRatios(r.Proxy), auditRatios(r.Audit), policyRatios(r.Policy))
+	r.Ratios = slices.Concat(startRatios(r.Start), aliveRatios(r.Alive), linkRatios(r.Link), credentialRatios(r.Credentials), imageRatios(r.Image), proxyRatios(r.Proxy), auditRatios(r.Audit), policyRatios(r.Policy))
 	printTables(os.Stdout, r)
 	text, err := json.MarshalIndent(r, "", "  ")
 	if err != nil {

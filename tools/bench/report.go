@@ -21,6 +21,29 @@ func printTables(w io.Writer, r result) {
 		}
 		fmt.Fprintln(t)
 	}
+	if len(r.Phases) > 0 {
+		fmt.Fprintln(t, "a start, by phase\tms from the start\tms of it\t")
+		before := 0.0
+		for _, c := range r.Phases {
+			fmt.Fprintf(t, "%s\t%.1f\t%.1f\t\n", c.Phase, c.MS, c.MS-before)
+			before = c.MS
+		}
+		fmt.Fprintln(t)
+	}
+	if len(r.Alive) > 0 {
+		fmt.Fprintln(t, "one more, beside\talive\twall ms\tCPU ms\tidle MiB of one\t")
+		for _, c := range r.Alive {
+			fmt.Fprintf(t, "%s\t%d\t%.1f\t%.1f\t%.1f\t\n", c.Name, c.Alive, c.WallMS, c.CPUMS, c.MiB)
+		}
+		fmt.Fprintln(t)
+	}
+	if len(r.Link) > 0 {
+		fmt.Fprintln(t, "a client inside, over\tCPU s/GB\tCPU us/request\tGB/s\trequests/s\t")
+		for _, c := range r.Link {
+			fmt.Fprintf(t, "%s\t%.2f\t%.0f\t%.2f\t%.0f\t\n", c.Name, c.CPUSecGB, c.CPUUSEach, c.RateGB, c.RateSecond)
+		}
+		fmt.Fprintln(t)
+	}
 	if len(r.Proxy) > 0 {
 		fmt.Fprintln(t, "the proxy\tload\tconnections\tper second\tCPU us each\tp50 us\tp99 us\tMB\trefused\t")
 		for _, c := range r.Proxy {

@@ -6,6 +6,16 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 
 export CGO_ENABLED=0
+
+# What is not there is left out, and said.
+missing=()
+command -v runc >/dev/null || missing+=(runc)
+command -v bwrap >/dev/null || missing+=(bubblewrap)
+command -v ip >/dev/null || missing+=(iproute2)
+if [ ${#missing[@]} -gt 0 ] && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+  echo "bench: installing ${missing[*]}" >&2
+  apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends "${missing[@]}" >/dev/null || true
+fi
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/warder-bench
 mkdir -p "$cache"
 key=$({ go version; cat tools/runsc/go.mod tools/runsc/go.sum tools/runsc/main.go; } | sha256sum | cut -c1-16)

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -30,10 +31,6 @@ type variant struct {
 }
 
 func benchStart(o options) ([]startCell, error) {
-	// Orphans come to us, so that a sandbox whose parent died is counted too.
-	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
-		return nil, err
-	}
 	variants, err := startVariants(o)
 	if err != nil {
 		return nil, err
@@ -82,11 +79,40 @@ func startVariants(o options) ([]*variant, error) {
 	// memory, which is what `do` sets.
 	runsc = append(runsc, "do", "--quiet", "--root="+root, "--cwd=/", "--volume=/usr:/usr", trueCmd)
 	env := append(os.Environ(), "WARDER_STATE_DIR="+filepath.Join(o.dir, "state"))
-	return []*variant{
+	variants := []*variant{
 		{name: "unsandboxed", argv: []string{trueCmd}, env: env},
 		{name: "runsc do", argv: runsc, env: env},
 		{name: "warder run", argv: []string{o.warder, "run", "--config", config, "--", trueCmd}, env: env},
-	}, nil
+	}
+	others, err := otherSandboxes(o, root)
+	return append(variants, others...), err
+}
+
+// otherSandboxes are containers, which share the host's kernel with the task: what
+// gVisor's own kernel costs is the distance to them.
+func otherSandboxes(o options, root string) (out []*variant, err error) {
+	if bwrap, err := exec.LookPath("bwrap"); err == nil {
+		argv := []string{bwrap, "--unshare-all", "--die-with-parent", "--ro-bind", "/usr", "/usr", "--proc", "/proc", "--dev", "/dev"}
+		for _, name := range []string{"bin", "lib", "lib64"} {
+			if target, err := os.Readlink("/" + name); err == nil {
+				argv = append(argv, "--symlink", target, "/"+name)
+			}
+		}
+		out = append(out, &variant{name: "bubblewrap", argv: append(argv, trueCmd), env: os.Environ()})
+	} else {
+		fmt.Fprintln(os.Stderr, "bench: bubblewrap is not there and left out")
+	}
+	runc, err := exec.LookPath("runc")
+	if err != nil || os.Geteuid() != 0 {
+		fmt.Fprintln(os.Stderr, "bench: runc is left out: it is not there, or this is not root")
+		return out, nil
+	}
+	bundle := filepath.Join(o.dir, "runc-bundle")
+	if err := writeBundle(bundle, root, "", nil, trueCmd); err != nil {
+		return nil, err
+	}
+	argv := []string{runc, "--root", filepath.Join(o.dir, "runc"), "run", "--bundle", bundle, "bench"}
+	return append(out, &variant{name: "runc", argv: argv, env: os.Environ()}), nil
 }
 
 // curatedRoot makes a folder whose /bin and /lib point into /usr, as the
@@ -112,21 +138,51 @@ func curatedRoot(dir string) (string, error) {
 	return dir, nil
 }
 
-// measure runs a variant once: wall clock to its end, and the CPU time of it
-// and of every process that it left to be reaped.
+// spent is what a command took.
+type spent struct {
+	WallMS float64 `json:"wall_ms"` // to its end
+	CPUMS  float64 `json:"cpu_ms"`  // of it and of every process that it left to be reaped
+}
+
+// measure runs a variant once, under a process of its own (see once).
 func measure(v *variant) (wallMS, cpuMS float64, err error) {
-	var stderr bytes.Buffer
-	cmd := exec.Command(v.argv[0], v.argv[1:]...)
-	cmd.Env, cmd.Stderr = v.env, &stderr
+	self, err := os.Executable()
+	if err != nil {
+		return 0, 0, err
+	}
+	var stdout, stderr bytes.Buffer
+	cmd := exec.Command(self, append([]string{"once"}, v.argv...)...)
+	cmd.Env, cmd.Stdout, cmd.Stderr = v.env, &stdout, &stderr
+	if err := cmd.Run(); err != nil {
+		return 0, 0, fmt.Errorf("%w: %s", err, bytes.TrimSpace(stderr.Bytes()))
+	}
+	var s spent
+	if err := json.Unmarshal(stdout.Bytes(), &s); err != nil {
+		return 0, 0, err
+	}
+	return s.WallMS, s.CPUMS, nil
+}
+
+// once runs one command and says what it took. Orphans come to this process, so
+// that a sandbox whose parent died is counted too, and no other child is here.
+func once(argv []string) error {
+	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
+		return err
+	}
+	cmd := exec.Command(argv[0], argv[1:]...)
+	cmd.Stderr = os.Stderr
 	begin := time.Now()
-	err = cmd.Run()
+	err := cmd.Run()
 	wall := time.Since(begin)
 	if err != nil {
-		return 0, 0, fmt.Errorf("%w: %s", err, bytes.TrimSpace(stderr.Bytes()))
+		return err
 	}
 	cpu := cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()
 	orphans, err := reap()
-	return float64(wall) / 1e6, float64(cpu+orphans) / 1e6, err
+	if err != nil {
+		return err
+	}
+	return json.NewEncoder(os.Stdout).Encode(spent{float64(wall) / 1e6, float64(cpu+orphans) / 1e6})
 }
 
 // reap waits for the orphans that came to us, and adds up what they used.
