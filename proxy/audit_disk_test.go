@@ -41,6 +41,12 @@ func (d *disk) set(op string, err error, every int) {
 	d.op, d.err, d.every, d.calls = op, err, every, 0
 }
 
+func (d *disk) faults() int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.hits
+}
+
 func (d *disk) fault(op string) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -284,7 +290,7 @@ func TestNoCallOfTheDiskLetsARequestOutUnrecorded_I6_F159(t *testing.T) {
 				if got := d.traffic(t, "always", 20); c.refuse && got[503] == 0 {
 					t.Errorf("with the fault always there: %v", got)
 				}
-				if d.disk.hits == 0 {
+				if d.disk.faults() == 0 {
 					t.Error("the fault never came about")
 				}
 				d.disk.set(c.op, c.err, 0)

@@ -152,7 +152,7 @@ func (e *env) askHTTP1(c net.Conn, a attempt) reply {
 		b.WriteString("Content-Length: " + strconv.Itoa(len(a.body)) + "\r\n")
 	}
 	b.WriteString("\r\n" + a.body)
-	send(e.t, c, b.String())
+	_, _ = io.WriteString(c, b.String()) // what is too large may be refused before its end
 	resp, err := http.ReadResponse(bufio.NewReader(c), &http.Request{Method: a.method})
 	if err != nil {
 		return reply{}

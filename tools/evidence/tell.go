@@ -84,8 +84,8 @@ func (t *teller) output(key string, e event) error {
 		_, err := io.WriteString(t.out, e.Output)
 		return err
 	}
-	for _, noise := range []string{"=== RUN ", "=== PAUSE ", "=== CONT ", "=== NAME "} {
-		if strings.HasPrefix(e.Output, noise) {
+	for _, noise := range []string{"=== RUN ", "=== PAUSE ", "=== CONT ", "=== NAME ", "--- PASS: "} {
+		if strings.HasPrefix(strings.TrimLeft(e.Output, " "), noise) {
 			return nil
 		}
 	}
