@@ -194,6 +194,7 @@ type front struct {
 	sent     map[string]string // path → Authorization or signature
 
 	reflected []string // what was sent back
+	listed    []string // processes that showed one of these
 }
 
 func startFront(t *testing.T, l *lab) *front {

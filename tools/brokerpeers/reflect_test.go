@@ -9,6 +9,9 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 )
@@ -58,8 +61,12 @@ func carriedBy(r *http.Request) []string {
 // query asks, in two pieces, in gzip, and in a trailer.
 func (f *front) serveReflection(w http.ResponseWriter, r *http.Request) {
 	values := carriedBy(r)
+	var listed []string
+	if r.URL.Query().Get("form") == "plain" { // once a run, while it lives
+		listed = processesWith(values)
+	}
 	f.mu.Lock()
-	f.reflected = append(f.reflected, values...)
+	f.reflected, f.listed = append(f.reflected, values...), append(f.listed, listed...)
 	f.mu.Unlock()
 	text := strings.Join(values, " ")
 	form := r.URL.Query().Get("form")
@@ -88,6 +95,25 @@ func (f *front) serveReflection(w http.ResponseWriter, r *http.Request) {
 	fl.Flush()
 }
 
+// processesWith are the processes of this host that show one of the values in their
+// arguments or environment. What the lab itself puts there does not count: the
+// caller's variable for the credential that is taken from it, and the gateway's key.
+func processesWith(values []string) []string {
+	var out []string
+	for _, name := range []string{"cmdline", "environ"} {
+		files, _ := filepath.Glob("/proc/[0-9]*/" + name)
+		for _, p := range files {
+			raw, _ := os.ReadFile(p)
+			for _, v := range values {
+				if len(v) >= 8 && v != staticPassword && v != s3Access && strings.Contains(string(raw), v) {
+					out = append(out, p)
+				}
+			}
+		}
+	}
+	return out
+}
+
 // testReflection: an upstream that a credential is bound to and that sends it back
 // in every form; nothing of it arrives inside. The same forms of a value that is
 // nobody's arrive, or the search would prove nothing.
@@ -106,9 +132,22 @@ func (l *lab) testReflection(t *testing.T) {
 			t.Errorf("control: %q does not come back: %s", want, bare.Stdout)
 		}
 	}
+	planted := exec.CommandContext(t.Context(), "sleep", "600")
+	planted.Env = []string{"PLANTED=CONTROL-LISTED"}
+	if err := planted.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if len(processesWith([]string{"CONTROL-LISTED"})) != 1 {
+		t.Error("control: a value in a process's environment is not found")
+	}
 	l.front.mu.Lock()
-	l.front.reflected = nil
+	l.front.reflected, l.front.listed = nil, nil
 	l.front.mu.Unlock()
+	defer func() {
+		if len(l.front.listed) != 0 {
+			t.Errorf("I2 the host's list of processes shows a value: %v", l.front.listed)
+		}
+	}()
 	for _, c := range credentials() {
 		if !c.reflects() {
 			continue
