@@ -96,6 +96,7 @@ func overErofs(t trust, uid uint32, cwd string) ([]byte, error) {
 	up.dir("/root", 0o700, 0)
 	up.dir("/var/tmp", 0o1777, 0)
 	up.names()
+	up.apt()
 	up.file(caOnlyPath, t.ca)
 	for _, p := range slices.Concat([]string{caBundlePath}, otherBundles, slices.Sorted(maps.Keys(caBundleLinks))) {
 		if strings.HasPrefix(p, "/etc/") && path.Base(p) != "cacerts" {
@@ -168,8 +169,9 @@ func (u *upper) javaHomes() []string {
 
 // apt keeps its downloads under the user that started it: no other id is there
 // for it to change to, and it has nothing to drop (apt.conf(5), APT::Sandbox::User).
+// Whether an EROFS image (no root to look at) has apt is not known.
 func (u *upper) apt() {
-	if kindOf(u.root, path.Dir(aptConfig)) == isDir {
+	if u.root == nil || kindOf(u.root, path.Dir(aptConfig)) == isDir {
 		u.file(aptConfig, []byte("APT::Sandbox::User \"root\";\n"))
 	}
 }

@@ -15,7 +15,7 @@ const (
 
 	defaultNoFile = 1024
 	maxTmp        = 256 << 20 // bytes of /tmp, or the disk limit if that is smaller
-	maxOverlay    = 64 << 20  // bytes writable in the rest of the root
+	maxOverlay    = 64 << 20  // bytes writable in the rest of the root; see Limits.overlay
 
 	// memoryOverhead is what sentry, gofer and helper need themselves. It is
 	// added to the memory limit of the cgroup, so that the limit is the task's.
@@ -82,6 +82,17 @@ func (l Limits) refuse(notEnforced []string) error {
 		}
 	}
 	return nil
+}
+
+// overlay is how much can be written to the root file system outside of the folders
+// that are ours, in bytes of the sandbox's memory. Programs are installed into an
+// image: half of the memory limit is for that, so that a full disk comes before a
+// lack of memory.
+func (l Limits) overlay(image bool) int64 {
+	if image {
+		return min(l.Disk, max(l.Memory/2, maxOverlay))
+	}
+	return min(l.Disk, maxOverlay)
 }
 
 // record is the form of the limits in the run's record.

@@ -355,7 +355,7 @@ func (u *run) configure(ctx context.Context) error {
 	h := helperConfig{
 		ID: u.t.Run.ID, Args: u.t.Argv, Env: u.environment(), Cwd: u.t.Workdir, UID: u.ident.inside, Root: root,
 		NProc: uint64(u.limits.PIDs), NoFile: defaultNoFile,
-		Disk: u.limits.Disk, Tmp: min(u.limits.Disk, maxTmp), Overlay: min(u.limits.Disk, maxOverlay),
+		Disk: u.limits.Disk, Tmp: min(u.limits.Disk, maxTmp), Overlay: u.limits.overlay(u.image != nil),
 		HasInputs: len(u.plan) > 0, Terminal: u.t.Terminal != nil,
 	}
 	if !path.IsAbs(h.Cwd) {

@@ -71,5 +71,10 @@ func TestAptInstallsIntoAMinbase_F094(t *testing.T) {
 		l.mustHold(o, 0, want)
 	}
 	l.mustHold(l.warder("run", "--image", ref, "--user", "root", "--", "sh", "-c", "test ! -e /usr/bin/warder-hello && dpkg --audit && echo clean"), 0, "clean")
+	// There is room for packages and their indexes, and its end is a full disk: not a
+	// lack of memory.
+	r := l.warder("run", "--image", ref, "--user", "root", "--memory", "256Mi", "--", "sh", "-c", "head -c 100M /dev/zero >/opt/fits && echo fits; head -c 300M /dev/zero >/opt/more || echo full")
+	l.mustHold(r, 0, "fits\nfull\n")
+	l.mustHold(r, 0, "No space left on device")
 	l.mustBeComplete()
 }
