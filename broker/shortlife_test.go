@@ -22,7 +22,7 @@ func shortLife(t *testing.T) (token, run time.Duration) {
 		}
 		return d, 6 * d
 	}
-	return 2 * time.Second, 8 * time.Second
+	return 3 * time.Second, 12 * time.Second
 }
 
 // TestARunOutlivesItsTokensWithoutAFailedRequest: a token role of a short maximum,
@@ -47,12 +47,14 @@ func TestARunOutlivesItsTokensWithoutAFailedRequest(t *testing.T) { // I7, I10
 	tokens := map[string]bool{}
 	n := 0
 	for end := time.Now().Add(length); time.Now().Before(end); n++ {
+		began := time.Now()
 		leased, stored := grant(t, sess, "mq"), grant(t, sess, "github-read")
 		req, _ := http.NewRequestWithContext(t.Context(), http.MethodGet, "https://api.github.com/", nil)
 		if err := leased.Inject(req); err != nil {
 			t.Fatal(err)
 		}
-		if user, _, _ := req.BasicAuth(); !slices.Contains(g.names(), user) {
+		// A machine that stood still in between says nothing.
+		if user, _, _ := req.BasicAuth(); !slices.Contains(g.names(), user) && time.Since(began) < life/8 {
 			t.Fatal("a leased user was handed out that its target does not know any more")
 		}
 		if injected(t, stored) != "Bearer "+githubCanary {
