@@ -8,6 +8,7 @@ import (
 	"os"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"golang.org/x/sys/unix"
 	"gvisor.dev/gvisor/pkg/tcpip"
@@ -124,7 +125,10 @@ func (n *network) configure(nic stack.LinkEndpoint) error {
 	sack := tcpip.TCPSACKEnabled(true)
 	rcv := tcpip.TCPReceiveBufferSizeRangeOption{Min: 4096, Default: tcpBufDefault, Max: tcpBufMax}
 	snd := tcpip.TCPSendBufferSizeRangeOption{Min: 4096, Default: tcpBufDefault, Max: tcpBufMax}
-	for _, opt := range []tcpip.SettableTransportProtocolOption{&sack, &rcv, &snd} {
+	// Nothing of a connection is still under way on a link of ours when it has ended.
+	// Waiting for it would only make a new one with the same ports wait as well.
+	wait := tcpip.TCPTimeWaitTimeoutOption(time.Millisecond)
+	for _, opt := range []tcpip.SettableTransportProtocolOption{&sack, &rcv, &snd, &wait} {
 		if err := n.stack.SetTransportProtocolOption(tcp.ProtocolNumber, opt); err != nil {
 			return tcpipError("tcp option", err)
 		}

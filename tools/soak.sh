@@ -70,6 +70,10 @@ rm "$dir/big"
 WARDER_SOAK_RUNS=${SOAKRUNS:-300} WARDER_SOAK_ATONCE=${SOAKATONCE:-50} \
   go test -trimpath ./cmd/warder -count=1 -timeout 60m -v -run '^TestE2EManyRuns' | grep -v '^=== '
 
+# 5 GiB each way over one connection, and 50,000 connections one after the other.
+WARDER_SOAK_TRANSFER_MIB=${SOAKTRANSFER:-5120} WARDER_SOAK_CONNECTIONS=${SOAKCONNECTIONS:-50000} \
+  go test -trimpath ./runner -count=1 -timeout 60m -v -run '^(TestHalfCloseAndLargeTransfers|TestManyShortConnections)$' | grep -v '^=== '
+
 # 100,000 files, and 10 GiB on both streams at once.
 WARDER_SOAK_FILES=${SOAKFILES:-100000} WARDER_SOAK_OUTPUT_MIB=${SOAKOUTPUT:-10240} \
   go test -trimpath ./cmd/warder -count=1 -timeout 120m -v -run '^(TestE2EHogsAreHeld|TestE2EEndlessOutput)' | grep -v '^=== '
