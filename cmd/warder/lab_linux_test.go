@@ -176,7 +176,7 @@ type jsonRun struct {
 	}
 	Artifacts []struct {
 		Path, SHA256, Mode, Refused string
-		Size                  int64
+		Size                        int64
 	}
 	Credentials []struct{ Name, Status string }
 	NotEnforced []string `json:"not_enforced"`
