@@ -218,6 +218,22 @@ func TestRunsDoNotSeeEachOthersDecisions(t *testing.T) {
 	wg.Wait()
 }
 
+// What is remembered of runs is told apart by all that makes them, also where no
+// decision is remembered.
+func TestRunsAreToldApartByAllOfThem(t *testing.T) {
+	e := load(t, showing("run"))
+	e.cache = nil
+	seen := map[string]bool{}
+	for part, change := range fieldChanges {
+		if strings.HasPrefix(part, "run.") {
+			seen[decide(t, e, change).Message] = true
+		}
+	}
+	if len(seen) != 6 { // labels are changed twice, alike
+		t.Errorf("%d different runs: %v", len(seen), seen)
+	}
+}
+
 func TestCachedDecisionsDifferInTheirIDOnly(t *testing.T) {
 	e := load(t, entries)
 	a, b := decide(t, e), decide(t, e)

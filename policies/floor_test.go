@@ -152,7 +152,19 @@ func TestRootsCountAsOneFolder(t *testing.T) {
 	if _, err := Load(Options{Dir: write(t, a), Roots: []string{write(t, b)}}); err == nil || !strings.Contains(err.Error(), "data.a.hosts is also set") {
 		t.Errorf("two roots that set one place: %v", err)
 	}
+	// Tests of each see what both allow.
+	delete(b, "a/more.json")
+	for name, files := range map[string]map[string]string{"a": a, "b": b} {
+		files[name+"_test.rego"] = fmt.Sprintf("package %s_test\n\nimport data.warder.egress\n\ntest_both if {\n\tcount(egress.allow) == 1 with input as {\"request\": {\"host\": \"a.example\"}}\n\tcount(egress.allow) == 1 with input as {\"request\": {\"host\": \"b.example\"}}\n}\n", name)
+	}
+	results, err := RunTests(t.Context(), write(t, a), "", write(t, b))
+	if err != nil || len(results) != 2 || results[0].Outcome != "pass" || results[1].Outcome != "pass" {
+		t.Errorf("tests over both roots: %+v %v", results, err)
+	}
 	dir := write(t, a)
+	if results, err := RunTests(t.Context(), dir, ""); err != nil || len(results) != 1 || results[0].Outcome != "fail" {
+		t.Errorf("tests over one root: %+v %v", results, err)
+	}
 	if _, err := Load(Options{Dir: dir, Roots: []string{dir + "/"}}); err == nil || !strings.Contains(err.Error(), "twice") {
 		t.Errorf("one folder twice: %v", err)
 	}

@@ -116,8 +116,10 @@ func (d dice) input() *Input {
 	text := func(path string) string { return d.of(inputTexts["input."+path]...) }
 	in := &Input{
 		Stage: d.of(StageRequest, StageRequest, StageRequest, StageRequest, StageConnection),
-		Run: identity.Run{ID: text("run.id"), Task: text("run.task"), Agent: text("run.agent"), User: text("run.user"),
-			ImageDigest: text("run.image_digest"), Labels: map[string]string{"env": text("run.labels.env")}},
+		Run: identity.Run{
+			ID: text("run.id"), Task: text("run.task"), Agent: text("run.agent"), User: text("run.user"),
+			ImageDigest: text("run.image_digest"), Labels: map[string]string{"env": text("run.labels.env")},
+		},
 		Request: Request{
 			ID: "q-1", Method: text("request.method"), Scheme: text("request.scheme"), Host: text("request.host"), Port: 443 + d.IntN(2),
 			Path: text("request.path"), Segments: []string{text("request.segments[0]")},

@@ -32,17 +32,21 @@ type TestResult struct {
 // RunTests runs the test_ rules of the folder's *_test.rego files (and of
 // others, if any) with the built-ins and the strictness of the Engine: a
 // built-in error fails a test. run, when not "", is a regular expression that
-// "package.name" must match. A policy that does not load is a *LoadError.
+// "package.name" must match. The tests of roots, further folders as in
+// Options.Roots, run with them. A policy that does not load is a *LoadError.
 // Results are sorted by file and line.
-func RunTests(ctx context.Context, dir, run string) ([]TestResult, error) {
+func RunTests(ctx context.Context, dir, run string, roots ...string) ([]TestResult, error) {
 	if _, err := regexp.Compile(run); err != nil {
 		return nil, fmt.Errorf("policies: test: %w\nhint: --run takes a regular expression (RE2)", err)
 	}
-	if _, err := Load(Options{Dir: dir}); err != nil {
+	if _, err := Load(Options{Dir: dir, Roots: roots}); err != nil {
 		return nil, err
 	}
 	f, err := readFolder(dir)
 	if err != nil {
+		return nil, err
+	}
+	if err := f.addRoots(roots); err != nil {
 		return nil, err
 	}
 	modules, err := withComposition(f.modules)

@@ -1,7 +1,6 @@
 package proxy
 
 import (
-	"fmt"
 	"net/http"
 	"runtime"
 	"sync"
@@ -167,13 +166,12 @@ func (x *exchange) again(e Decider, j *judged) *refusal {
 	default:
 		return nil
 	}
-	f.rule, f.hint, f.cause = d.Rule, d.Hint, byNewPolicy(d)
+	f.rule, f.hint, f.cause, f.decision = d.Rule, d.Hint, cutByPolicy, &d
 	return f
 }
 
-func byNewPolicy(d policies.Decision) string {
-	return fmt.Sprintf("policy %s, which came into force meanwhile, does not allow it (decision %s)", d.Revision, d.ID)
-}
+// cutByPolicy is the detail of a record whose policy is not the one that let through.
+const cutByPolicy = "a policy that came into force meanwhile does not allow it"
 
 // halt implements ongoing. An answer that has not begun becomes a denial, one that
 // has breaks off.
@@ -234,7 +232,7 @@ func (o *carried) again(e Decider, j *judged) *refusal {
 		return nil
 	}
 	f := refuse(reasonDenied, "the connection may no longer pass unread")
-	f.rule, f.cause = d.Rule, byNewPolicy(d)
+	f.rule, f.cause, f.decision = d.Rule, cutByPolicy, &d
 	return f
 }
 

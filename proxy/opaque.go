@@ -296,6 +296,9 @@ func (o *carried) complete(f *refusal) {
 	if f != nil {
 		rec.Verdict, rec.Reason, rec.Detail = reasonByCode(f.reason).verdict, f.reason, f.cause
 		rec.Request.Asked = f.asked
+		if f.decision != nil {
+			rec.Rule, rec.Policy = f.decision.Rule, o.c.p.decided(f.decision)
+		}
 		if !strings.HasPrefix(f.reason, "upstream-") {
 			want := o.c.arr.want
 			o.c.run.deny(Denial{Host: want.host, Port: want.port, Reason: f.reason, Rule: o.decision.Rule, Hint: f.hint, DecisionID: o.decision.ID})

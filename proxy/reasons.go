@@ -5,6 +5,8 @@ import (
 	"io"
 	"net/http"
 	"strings"
+
+	"warder/policies"
 )
 
 // The reason codes. Their meaning never changes; new ones may be added.
@@ -122,6 +124,8 @@ type refusal struct {
 	after  int    // Retry-After in seconds; 0: the table's
 	asked  string // the other name of an authority mismatch
 	gone   bool   // nothing was refused: the client or the run went away
+
+	decision *policies.Decision // of a policy that came into force later; nil: the one that let it through
 }
 
 func (f *refusal) Error() string { return f.reason + ": " + f.detail }

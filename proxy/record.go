@@ -61,6 +61,9 @@ func (x *exchange) complete() {
 		rec.Detail = f.cause
 	} else if f != nil {
 		rec.Reason, rec.Verdict, rec.Detail = f.reason, reasonByCode(f.reason).verdict, x.withoutSecrets(f.cause)
+		if f.decision != nil {
+			rec.Rule, rec.Policy = f.decision.Rule, x.p.decided(f.decision)
+		}
 		if rec.Rule == "" {
 			rec.Rule = f.rule
 		}

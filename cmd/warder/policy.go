@@ -217,8 +217,8 @@ func newPolicyTestCmd(policyPathOf func(string) (string, error)) *cobra.Command 
 	cmd := &cobra.Command{
 		Use:   "test [DIR]",
 		Short: "Run the tests of a policy folder",
-		Long: `Test runs the test_ rules of the folder (by convention in *_test.rego) with the
-engine that judges requests. An error of a built-in fails a test, as it would
+		Long: `Test runs the test_ rules of the folder (by convention in *_test.rego), without
+DIR those of policy.roots too, with the engine that judges requests. An error of a built-in fails a test, as it would
 deny a request. print works in tests, and is shown where a test does not pass.
 
 Exit codes: 0 all passed, 1 could not run, 2 a test failed or there is none.`,
@@ -226,15 +226,15 @@ Exit codes: 0 all passed, 1 could not run, 2 a test failed or there is none.`,
   warder policy test --run github -v`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			dir, err := flags.folder(args, policyPathOf)
+			o, err := flags.options(args, policyPathOf)
 			if err != nil {
 				return err
 			}
-			results, err := policies.RunTests(cmd.Context(), dir, run)
+			results, err := policies.RunTests(cmd.Context(), o.Dir, run, o.Roots...)
 			if err != nil {
 				return unusable(err)
 			}
-			return reportTests(cmd.OutOrStdout(), dir, results, flags.output, verbose)
+			return reportTests(cmd.OutOrStdout(), o.Dir, results, flags.output, verbose)
 		},
 	}
 	flags.add(cmd)
