@@ -118,7 +118,7 @@ gotest_in() { # gotest_in MODULE ARGS…: the same for a module of its own
   "$work/evidence" run "$work/ran" go -C "$1" test "${@:2}"
 }
 
-part "unit tests" racetest -timeout 10m "${unit[@]}"
+part "unit tests" racetest -timeout 20m "${unit[@]}"
 
 say "test Vault and Debian roots: building beside the sandbox tests"
 nice tools/vaultserver/ensure.sh >"$work/path" 2>"$work/log" &
