@@ -17,8 +17,9 @@ type behind struct {
 
 	mu    sync.Mutex // held while appending, so that a flush has appended all that was there
 	ended []endedExchange
+	since time.Time // when the first of them came
 	timer *time.Timer
-	armed bool
+	armed bool // the timer runs
 }
 
 type endedExchange struct {
@@ -37,6 +38,10 @@ func newBehind(r Recorder) *behind {
 		b.mu.Lock()
 		defer b.mu.Unlock()
 		b.armed = false
+		if left := lingers - time.Since(b.since); left > 0 && len(b.ended) > 0 {
+			b.arm(left) // those that it was set for went with a reservation
+			return
+		}
 		b.append()
 	})
 	b.timer.Stop()
@@ -46,13 +51,20 @@ func newBehind(r Recorder) *behind {
 func (b *behind) add(run *Run, rec *audit.Record) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	if len(b.ended) == 0 {
+		b.since = time.Now()
+	}
 	b.ended = append(b.ended, endedExchange{run, rec})
 	if len(b.ended) >= mostBehind {
 		b.append()
 	} else if !b.armed {
-		b.armed = true
-		b.timer.Reset(lingers)
+		b.arm(lingers)
 	}
+}
+
+func (b *behind) arm(d time.Duration) {
+	b.armed = true
+	b.timer.Reset(d)
 }
 
 // flush appends what is held.
