@@ -19,7 +19,7 @@ import (
 )
 
 // calm is how long the quiet client is measured without the flood.
-const calm = 20 * time.Second
+const calm = 12 * time.Second
 
 // flood is the second part: the quiet client's p99 with one that floods is at most
 // twice that without, before or after. The flooding client is a process of its own, of

@@ -21,6 +21,7 @@ type traffic struct {
 	s          *soaked
 	auth       string
 	h1, h2, no *http.Client // kept HTTP/1.1 and HTTP/2 connections; none kept
+	cut        *http.Client // kept too: those that a new policy may cut
 	kinds      []kind
 
 	mu     sync.Mutex
@@ -54,6 +55,7 @@ func newTraffic(s *soaked, client string) (*traffic, error) {
 		}}
 	}
 	t.h1, t.h2, t.no = make(false, true), make(true, true), make(false, false)
+	t.cut = make(false, true)
 	secure, clear := "https://"+originName, "http://"+plainName
 	t.kinds = []kind{
 		{"GET", 20, t.get(t.h1, secure+"/plain/j", 200, 1024)},
@@ -140,7 +142,7 @@ func (t *traffic) verdict() error {
 }
 
 func (t *traffic) close() {
-	for _, c := range []*http.Client{t.h1, t.h2, t.no} {
+	for _, c := range []*http.Client{t.h1, t.h2, t.no, t.cut} {
 		c.CloseIdleConnections()
 	}
 }
@@ -198,7 +200,7 @@ func (t *traffic) reflected(c *http.Client, to string) func(context.Context) err
 // while the answer is on its way, and then cuts it.
 func (t *traffic) either(to string) func(context.Context) error {
 	return func(ctx context.Context) error {
-		resp, got, err := t.send(ctx, t.h1, http.MethodGet, to+"0", nil)
+		resp, got, err := t.send(ctx, t.cut, http.MethodGet, to+"0", nil)
 		t.s.mu.Lock()
 		defer t.s.mu.Unlock()
 		switch {
