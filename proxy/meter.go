@@ -9,7 +9,7 @@ import (
 // refusalRate is how many refusals one run gets in a second. Further ones have to
 // wait for theirs: a run that is refused again and again shall not take the machine,
 // or the log, from the others.
-const refusalRate = 1000
+const refusalRate = 250
 
 // wearily lets a refusal wait its turn. What failed by no fault of the run's does not.
 func (r *Run) wearily(ctx context.Context, f *refusal) {
