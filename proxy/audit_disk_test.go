@@ -60,13 +60,6 @@ func (d *disk) fault(op string) error {
 	return d.err
 }
 
-// faults counts those that came about. The log may go on meanwhile.
-func (d *disk) faults() int {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.hits
-}
-
 func (d *disk) OpenFile(name string, flag int, perm fs.FileMode) (audit.Handle, error) {
 	if err := d.fault("open"); err != nil {
 		return nil, &fs.PathError{Op: "open", Path: name, Err: err}
