@@ -114,8 +114,11 @@ func TestTheOverlayFollowsTheLimits_I9(t *testing.T) {
 		image bool
 		want  int64
 	}{
-		{Limits{Memory: 512 << 20, Disk: 1 << 30}, false, 64 << 20}, {Limits{Memory: 512 << 20, Disk: 1 << 30}, true, 256 << 20},
-		{Limits{Memory: 32 << 20, Disk: 1 << 30}, true, 64 << 20}, {Limits{Memory: 8 << 30, Disk: 1 << 30}, true, 1 << 30}, {Limits{Memory: 8 << 30, Disk: 1 << 20}, false, 1 << 20},
+		{Limits{Memory: 512 << 20, Disk: 1 << 30}, false, 64 << 20},
+		{Limits{Memory: 512 << 20, Disk: 1 << 30}, true, 256 << 20},
+		{Limits{Memory: 32 << 20, Disk: 1 << 30}, true, 64 << 20},
+		{Limits{Memory: 8 << 30, Disk: 1 << 30}, true, 1 << 30},
+		{Limits{Memory: 8 << 30, Disk: 1 << 20}, false, 1 << 20},
 	} {
 		if got := c.l.overlay(c.image); got != c.want {
 			t.Errorf("%+v, image %v: %d, want %d", c.l, c.image, got, c.want)
