@@ -167,7 +167,10 @@ func (n *network) accept(r *tcp.ForwarderRequest) {
 	ep, err := r.CreateEndpoint(&wq)
 	if err != nil {
 		n.open.Add(-1)
-		r.Complete(true)
+		// An older connection with the same ports is just going: the sandbox asks
+		// again. Anything else is refused.
+		_, going := err.(*tcpip.ErrPortInUse)
+		r.Complete(!going)
 		return
 	}
 	r.Complete(false)

@@ -8,7 +8,7 @@ func compiledSentryFilters() []precompiledseccomp.Program {
 	return []precompiledseccomp.Program{
 		{
 			Name:       "GOARCH=\"amd64\" Platform=\"systrap\" HostNetwork=false HostNetworkRawSockets=false HostFilesystem=true ProfileEnable=false Instrumentation=false NVProxy=false NVProxyCaps= TPUProxy=false RDMAProxy=false CgoEnabled=false PluginNetwork=false",
-			VarOffsets: map[string][]int{"controller_fd": []int{581, 945}, "self_pid_high32bits": []int(nil), "self_pid_low32bits": []int{979}, "systrap_sysmsg_thread_priority_high32bits": []int{681}, "systrap_sysmsg_thread_priority_low32bits": []int{677}},
+			VarOffsets: map[string][]int{"controller_fd": {581, 945}, "self_pid_high32bits": nil, "self_pid_low32bits": {979}, "systrap_sysmsg_thread_priority_high32bits": {681}, "systrap_sysmsg_thread_priority_low32bits": {677}},
 			Bytecode32: []uint32{
 				0x20, 0x4, 0xed000015, 0xc000003e, 0x20, 0x0, 0x4000015, 0xca, 0x20, 0x18, 0xe90045, 0xffffff7e, 0x20, 0x1c, 0xe7e60015, 0x0,
 				0x4000015, 0x133, 0x20, 0x28, 0xe4000015, 0x40, 0x20, 0x2c, 0xe2e10015, 0x0, 0x1000035, 0x101, 0x82430025, 0x101, 0x1000035, 0x65,
@@ -94,7 +94,7 @@ func compiledGoferFilters() []precompiledseccomp.Program {
 	return []precompiledseccomp.Program{
 		{
 			Name:       "GOARCH=\"amd64\" UDSOpenEnabled=false UDSCreateEnabled=false ProfileEnabled=false DirectFS=true LisafsNeeded=false Instrumentation=false CgoEnabled=false ExtraRules=false",
-			VarOffsets: map[string][]int{"self_pid_high32bits": []int{251}, "self_pid_low32bits": []int{247}},
+			VarOffsets: map[string][]int{"self_pid_high32bits": {251}, "self_pid_low32bits": {247}},
 			Bytecode32: []uint32{
 				0x20, 0x4, 0xce000015, 0xc000003e, 0x20, 0x0, 0x1000035, 0x9d, 0x150b0025, 0x9d, 0x1000035, 0x30, 0x1b050025, 0x30, 0x1000035, 0x2e,
 				0x1d340025, 0x2e, 0x1000035, 0xa, 0x8a200015, 0xa, 0x89220015, 0x9, 0x1000035, 0x38, 0x34010025, 0x38, 0x863f0015, 0x35, 0x854a0015, 0x48,
@@ -127,7 +127,7 @@ func compiledGoferFilters() []precompiledseccomp.Program {
 		},
 		{
 			Name:       "GOARCH=\"amd64\" UDSOpenEnabled=false UDSCreateEnabled=false ProfileEnabled=false DirectFS=true LisafsNeeded=true Instrumentation=false CgoEnabled=false ExtraRules=false",
-			VarOffsets: map[string][]int{"self_pid_high32bits": []int{333}, "self_pid_low32bits": []int{329}},
+			VarOffsets: map[string][]int{"self_pid_high32bits": {333}, "self_pid_low32bits": {329}},
 			Bytecode32: []uint32{
 				0x20, 0x4, 0xa0000015, 0xc000003e, 0x20, 0x0, 0x1000035, 0xc4, 0x21110025, 0xc4, 0x1000035, 0x35, 0x23070025, 0x35, 0x1000035, 0x2e,
 				0x2d030025, 0x2e, 0x1000035, 0xa, 0xb7300015, 0xa, 0xb6320015, 0x9, 0x44000035, 0x30, 0xb43f0015, 0x30, 0x1000035, 0x9d, 0x46030025, 0x9d,

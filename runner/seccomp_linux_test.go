@@ -12,6 +12,7 @@ import (
 	"reflect"
 	"runtime"
 	"slices"
+	"strings"
 	"testing"
 	_ "unsafe" // for go:linkname
 
@@ -198,7 +199,9 @@ func writeFilters(t *testing.T, sentry, gofer []compiledFilter) {
 		fmt.Fprintf(&b, "\nfunc %s() []precompiledseccomp.Program {\nreturn []precompiledseccomp.Program{\n", g.fn)
 		for _, f := range g.filters {
 			p := f.compile(t)
-			fmt.Fprintf(&b, "{\nName: %q,\nVarOffsets: %#v,\nBytecode32: []uint32{", p.Name, p.VarOffsets)
+			offsets := strings.TrimPrefix(fmt.Sprintf("%#v", p.VarOffsets), "map[string][]int")
+			offsets = strings.NewReplacer("[]int(nil)", "nil", "[]int{", "{").Replace(offsets)
+			fmt.Fprintf(&b, "{\nName: %q,\nVarOffsets: map[string][]int%s,\nBytecode32: []uint32{", p.Name, offsets)
 			for i, w := range p.Bytecode32 {
 				if i%16 == 0 {
 					b.WriteString("\n")

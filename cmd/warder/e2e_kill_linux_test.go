@@ -196,9 +196,16 @@ func TestE2EKillNineOfTheRest_F121(t *testing.T) { // I7, I8, F121
 		phase, name string
 		victim      func(runner.Phase) int
 	}{
-		{"spawned", "helper", helper}, {"created", "helper", helper}, {"started", "helper", helper}, {"lease.issue", "helper", helper},
-		{"created", "sentry", named("runsc-sandbox")}, {"started", "sentry", named("runsc-sandbox")}, {"lease.issue", "sentry", named("runsc-sandbox")},
-		{"created", "gofer", named("runsc-gofer")}, {"started", "gofer", named("runsc-gofer")}, {"lease.issue", "gofer", named("runsc-gofer")},
+		{"spawned", "helper", helper},
+		{"created", "helper", helper},
+		{"started", "helper", helper},
+		{"lease.issue", "helper", helper},
+		{"created", "sentry", named("runsc-sandbox")},
+		{"started", "sentry", named("runsc-sandbox")},
+		{"lease.issue", "sentry", named("runsc-sandbox")},
+		{"created", "gofer", named("runsc-gofer")},
+		{"started", "gofer", named("runsc-gofer")},
+		{"lease.issue", "gofer", named("runsc-gofer")},
 	} {
 		t.Run(c.name+" when "+c.phase, func(t *testing.T) {
 			l, v := vaultLab(t)

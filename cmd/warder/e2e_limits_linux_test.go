@@ -33,12 +33,14 @@ func hogs(files int) []hog {
 		{
 			"fork bomb", "import os, time\nwhile True:\n  try: os.fork()\n  except OSError: time.sleep(0.01)",
 			[]string{"--pids-limit", "64", "--timeout", "4s"},
-			[]string{runner.CauseTimeout}, "",
+			[]string{runner.CauseTimeout},
+			"",
 		},
 		{
 			"threads", "import threading, time\nn = 0\ntry:\n  while True: threading.Thread(target=time.sleep, args=(60,), daemon=True).start(); n += 1\nexcept RuntimeError: print('held at', n); import os; os.sys.stdout.flush(); os._exit(0)",
 			[]string{"--pids-limit", "64", "--timeout", "60s"},
-			[]string{runner.CauseExit}, "held at",
+			[]string{runner.CauseExit},
+			"held at",
 		},
 		{
 			"disk filler", `
@@ -54,32 +56,38 @@ for d in ("/workspace", "/out", "/tmp", "/dev/shm", "/var/tmp", "/etc"):
   except OSError: pass
 print("held")`,
 			[]string{"--disk", "32Mi", "--memory", "512Mi", "--timeout", "60s"},
-			[]string{runner.CauseExit}, "held",
+			[]string{runner.CauseExit},
+			"held",
 		},
 		{
 			"memory hog", "a = []\nwhile True: a.append(bytearray(8 << 20))",
 			[]string{"--memory", "128Mi", "--timeout", "60s"},
-			[]string{runner.CauseOOM}, "",
+			[]string{runner.CauseOOM},
+			"",
 		},
 		{
 			"memory hog by files", "f = open('/dev/shm/x', 'wb', 0)\ng = open('/tmp/x', 'wb', 0)\nwhile True:\n  for h in (f, g): h.write(b'x' * (1 << 20))",
 			[]string{"--memory", "64Mi", "--disk", "1Gi", "--timeout", "60s"},
-			[]string{runner.CauseOOM}, "",
+			[]string{runner.CauseOOM},
+			"",
 		},
 		{
 			"busy loops", "import os\nfor _ in range(8): os.fork()\nwhile True: pass",
 			[]string{"--timeout", "3s"},
-			[]string{runner.CauseTimeout}, "",
+			[]string{runner.CauseTimeout},
+			"",
 		},
 		{
 			"files without content", fmt.Sprintf(manyFiles, 8000),
 			[]string{"--disk", "16Mi", "--timeout", "60s"},
-			[]string{runner.CauseExit}, "held at",
+			[]string{runner.CauseExit},
+			"held at",
 		},
 		{
 			"files within the limit", fmt.Sprintf(manyFiles, files),
 			[]string{"--disk", "1Gi", "--timeout", "10m"},
-			[]string{runner.CauseExit}, fmt.Sprint("made ", files),
+			[]string{runner.CauseExit},
+			fmt.Sprint("made ", files),
 		},
 	}
 }
