@@ -99,7 +99,7 @@ func (l *hostLink) WritePackets(pkts stack.PacketBufferList) (sent int, terr tcp
 	err := l.raw.Write(func(fd uintptr) bool {
 		for _, pkt := range pkts.AsSlice() {
 			_, err := unix.Writev(int(fd), pkt.AsSlices())
-			if err == unix.EAGAIN { //nolint:errorlint // a bare errno, on the path of every packet
+			if err == unix.EAGAIN {
 				terr = &tcpip.ErrNoBufferSpace{}
 				break
 			}

@@ -54,7 +54,7 @@ type startedTask struct {
 // the sandbox whose violent death was the end of the task, if one was.
 func (t *startedTask) wait() (status unix.WaitStatus, lost string, err error) {
 	<-t.told
-	if wasKilled(int(t.c.GoferPid.Load())) {
+	if wasKilled(t.c.GoferPid.Load()) {
 		lost = "gofer" // the sentry ends the task then
 	}
 	own, err := t.c.Wait() // until the sentry has written everything and is gone

@@ -77,7 +77,6 @@ func fetch(args []string) error {
 type linkSide struct {
 	name string
 	run  func(args ...string) (wall, cpu float64, err error)
-	base [2]float64 // wall and CPU of a client that asks for nothing
 }
 
 // benchLink compares the socketpair with gVisor's own networking over a veth pair,

@@ -75,7 +75,7 @@ func parseOptions(args []string) (options, error) {
 	fs.StringVar(&o.out, "out", "bench-result.json", "result `file`")
 	fs.IntVar(&o.rounds, "rounds", 15, "interleaved rounds of the start; a third of it for the proxy")
 	fs.DurationVar(&o.duration, "duration", 3*time.Second, "of one cell of the proxy's part")
-	fs.StringVar(&o.only, "only", "", "start, image, proxy, credentials, audit or policy")
+	fs.StringVar(&o.only, "only", "", "start, alive, link, image, proxy, credentials, audit or policy")
 	fs.StringVar(&o.sqlite, "sqlite", "", "what the log is compared with, built from tools/sqlitelog; none: left out")
 	fs.StringVar(&o.goproxy, "goproxy", "", "a yardstick of the proxy's part, built from tools/stockgoproxy; none: left out")
 	fs.StringVar(&o.cells, "cells", "", "only the proxy's cells whose \"LOAD c=N PROXY\" matches this `pattern`")
