@@ -177,7 +177,7 @@ func parseGolang(r *Request) *ast.Term {
 	if strings.Contains(r.Path, "%") || !isRead(r) || !readable(r) {
 		return unparsedPart()
 	}
-	path, action, v := "", "", ""
+	var path, action, v string
 	if module, ok := strings.CutSuffix(plain, "/@latest"); ok {
 		path, action = module, "latest"
 	} else {
