@@ -25,9 +25,11 @@ type Options struct {
 	Dir         string           // audit directory; made with mode 0700 if it does not exist
 	Durable     string           // DurableAll (also when empty) or DurableCredentialed
 	Clock       func() time.Time // nil: time.Now
-	SegmentSize int64            // bytes preallocated per segment; 0: DefaultSegmentSize
+	SegmentSize int64            // bytes preallocated per segment; 0: DefaultSegmentSize, growing
 	FS          FS               // nil: the operating system's
 	Warn        func(string)     // operator messages (recovery, low space), from any goroutine; nil: dropped
+
+	grows bool // each segment is twice as large as the one before, up to 64 MiB
 }
 
 func (o *Options) warn(format string, args ...any) {
@@ -156,7 +158,7 @@ func (o *Options) complete() error {
 		o.FS = osFS{}
 	}
 	if o.SegmentSize == 0 {
-		o.SegmentSize = DefaultSegmentSize
+		o.SegmentSize, o.grows = DefaultSegmentSize, true
 	}
 	o.SegmentSize = max(o.SegmentSize, leastSegment)
 	dir, err := filepath.Abs(o.Dir)

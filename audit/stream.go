@@ -14,7 +14,8 @@ import (
 
 // Sizes of segments, in bytes.
 const (
-	DefaultSegmentSize = 8 << 20   // Options.SegmentSize replaces it
+	DefaultSegmentSize = 8 << 20   // of a stream's first segment; Options.SegmentSize replaces it
+	mostDoublings      = 3         // of the later ones, so that a busy log seldom pauses for the next
 	leastSegment       = 4 << 10   // the least that Options.SegmentSize may be
 	nearlyFull         = 256 << 10 // the least that is taken on a disk nearly full
 	reserve            = 64 << 10  // the last part of a segment, at most a quarter, kept for closing lines
@@ -111,7 +112,11 @@ func (s *stream) take() error {
 // newSegment makes the next segment and goes on in it.
 func (s *stream) newSegment() error {
 	name := s.path(s.segNo + 1)
-	f, size, err := s.allocated(name)
+	size := s.o.SegmentSize
+	if s.o.grows {
+		size <<= min(s.segNo, mostDoublings)
+	}
+	f, size, err := s.allocated(name, size)
 	if err != nil {
 		return err
 	}
@@ -135,7 +140,7 @@ func (s *stream) newSegment() error {
 }
 
 // allocated opens an empty segment with room for lines; less when the disk is nearly full.
-func (s *stream) allocated(name string) (Handle, int64, error) {
+func (s *stream) allocated(name string, size int64) (Handle, int64, error) {
 	f, err := s.o.FS.OpenFile(name, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
 	if errors.Is(err, fs.ErrExist) { // left by a rotation that failed; it holds no line
 		if err = s.o.FS.Remove(name); err == nil {
@@ -145,7 +150,6 @@ func (s *stream) allocated(name string) (Handle, int64, error) {
 	if err != nil {
 		return nil, 0, err
 	}
-	size := s.o.SegmentSize
 	for {
 		err = f.Allocate(size)
 		if !errors.Is(err, syscall.ENOSPC) || size/2 < nearlyFull {
@@ -281,7 +285,7 @@ func (s *stream) restore() error {
 	if err := s.o.FS.Remove(temp); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	f, size, err := s.allocated(temp)
+	f, size, err := s.allocated(temp, max(s.segSize, s.o.SegmentSize))
 	if err != nil {
 		return err
 	}
