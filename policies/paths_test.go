@@ -31,6 +31,7 @@ func TestPathsOfRegistriesAndPackageManagers(t *testing.T) {
 			{"GET", "/v2/app/manifests/latest/", "?"},
 			{"GET", "/v2/%61pp/manifests/latest", "?"},
 			{"PATCH", "/v2/app/manifests/latest", "?"},
+			{"PATCH", "/v2/app/blobs/uploads/x%2F..%2Fy", "?"},
 			{"GET", "/v2/app/blobs/latest", "?"},
 			{"GET", "/v2/chat", "?"},
 			{"GET", "/v1/app", ""},
