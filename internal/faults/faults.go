@@ -103,8 +103,12 @@ func Covers(named, test string) bool {
 // name in two packages has the worse of both.
 type Ran map[string]string
 
-// Add notes an outcome.
+// Add notes an outcome. A test that another runs again as its subtest, under the whole
+// of its name, is that test once more.
 func (r Ran) Add(test, outcome string) {
+	if i := strings.LastIndex(test, "/Test"); i >= 0 {
+		test = test[i+1:]
+	}
 	if had, ok := r[test]; !ok || had == "pass" {
 		r[test] = outcome
 	}

@@ -70,6 +70,15 @@ func TestCompare(t *testing.T) {
 	}
 }
 
+func TestATestThatIsRunAgainIsThatTest(t *testing.T) {
+	ran := Ran{}
+	ran.Add("TestX_F001", "pass")
+	ran.Add("TestAgain/TestX_F001", "fail")
+	if len(ran) != 1 || ran["TestX_F001"] != "fail" {
+		t.Error(ran)
+	}
+}
+
 func TestAWorseOutcomeStands(t *testing.T) {
 	ran := Ran{}
 	for _, out := range []string{"pass", "fail", "pass"} {

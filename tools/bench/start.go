@@ -131,7 +131,8 @@ func curatedRoot(dir string) (string, error) {
 		if err != nil {
 			return "", fmt.Errorf("this host's /%s is not a link into /usr: %w", name, err)
 		}
-		if err := os.Symlink(target, filepath.Join(dir, name)); err != nil {
+		err = os.Symlink(target, filepath.Join(dir, name))
+		if err != nil && !errors.Is(err, os.ErrExist) { // made for an earlier part
 			return "", err
 		}
 	}
