@@ -70,9 +70,12 @@ func (c *committer) run() {
 	defer timer.Stop()
 	var room []*entry // for the next batch
 	for !c.ended {
+		if c.l.settle(c.busy) {
+			c.l.signal()
+		}
 		select {
 		case err := <-c.synced:
-			c.landed(err)
+			room = c.landed(err, room)
 			continue
 		case <-c.l.wake:
 		case <-timer.C:

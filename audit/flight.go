@@ -88,16 +88,19 @@ func (c *committer) launch() {
 }
 
 // landed takes in the outcome of the fdatasync under way, and sends what has come
-// meanwhile on before it wakes anybody: the disk is what there is to wait for.
-func (c *committer) landed(err error) {
+// meanwhile on before it wakes anybody: the disk is what there is to wait for. It takes
+// room for the next batch, and returns what is free for the one after.
+func (c *committer) landed(err error, room []*entry) []*entry {
 	if c.land(err) != nil {
-		return
+		return room
 	}
-	if len(c.group.entries) > 0 {
-		_ = c.flush() // who waits for it is told
-	}
+	batch := c.l.take(room)
+	c.work(batch)
+	clear(batch)
+	_ = c.flush() // who waits for it is told
 	c.launchIfDue()
 	c.deliver()
+	return batch
 }
 
 // land takes the outcome of the fdatasync under way into the state.

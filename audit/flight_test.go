@@ -36,6 +36,7 @@ func holdSync(f *faulty, op string, err error) heldSync {
 // it before it looks at an fdatasync's outcome.
 func (g *rig) queued() {
 	for waiting := 1; waiting > 0; runtime.Gosched() {
+		g.signal() // it lets a few wait while the disk is at work
 		g.Log.mu.Lock()
 		waiting = len(g.queue)
 		g.Log.mu.Unlock()

@@ -44,6 +44,10 @@ var ErrClosed = errors.New("audit: the log is closed")
 // maxQueue is how many bytes of records may wait for the disk. Append blocks beyond.
 const maxQueue = 8 << 20
 
+// calmQueue is how many entries wait for the committer while the disk is at work, before
+// it makes them into lines: waking it for each would cost more than the lines.
+const calmQueue = 16
+
 // entryBytes is what an entry takes beside its body, about, in bytes.
 const entryBytes = 512
 
@@ -60,6 +64,7 @@ type Log struct {
 
 	mu     sync.Mutex
 	queue  []*entry
+	calm   bool // the committer need not be woken before calmQueue entries wait
 	closed bool
 	fault  error // why the last batch failed; nil when none did since the last success
 }
@@ -253,9 +258,9 @@ func (l *Log) enqueue(ctx context.Context, e *entry) error {
 	}
 	e.at = l.o.Clock()
 	l.queue = append(l.queue, e)
-	first := len(l.queue) == 1 // else the committer was told already
+	due := len(l.queue) == 1 && !l.calm || len(l.queue) == calmQueue || e.urgent
 	l.mu.Unlock()
-	if first {
+	if due { // else the committer was told already, or comes by itself
 		l.signal()
 	}
 	return nil
@@ -275,6 +280,15 @@ func (l *Log) take(room []*entry) []*entry {
 	q := l.queue
 	l.queue = room[:0]
 	return q
+}
+
+// settle says whether the committer, which has work for now, need not be woken for a few
+// entries; if it need be, ready says that some came already.
+func (l *Log) settle(calm bool) (ready bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.calm = calm
+	return !calm && len(l.queue) > 0
 }
 
 func isID(s string) bool {
