@@ -167,8 +167,7 @@ const followEvery = time.Second
 // followPolicy takes over a policy that changed, until ctx ends; the returned
 // function waits for that. A policy that does not load changes nothing.
 func (a *app) followPolicy(ctx context.Context, stderr io.Writer) (wait func()) {
-	f := &follower{app: a, stderr: stderr, paths: a.policyPaths()}
-	f.inForce, f.before = a.policyFiles, a.policyFiles
+	f := newFollower(a, stderr)
 	hup := make(chan os.Signal, 1)
 	signal.Notify(hup, syscall.SIGHUP)
 	ctx, cancel := context.WithCancel(ctx)
@@ -198,6 +197,14 @@ type follower struct {
 	inForce, before string // fingerprints: of what was loaded last, and of the last look
 	asked           time.Time
 	failing         string // the last failure of the server that was told
+}
+
+// newFollower goes on from the files as they were when the policy was loaded: what
+// changed since is a change.
+func newFollower(a *app, stderr io.Writer) *follower {
+	f := &follower{app: a, stderr: stderr, paths: a.policyPaths()}
+	f.inForce, f.before = a.policyFiles, a.policyFiles
+	return f
 }
 
 func (f *follower) run(ctx context.Context, hup <-chan os.Signal) {

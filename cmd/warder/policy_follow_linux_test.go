@@ -8,6 +8,7 @@ import (
 	"crypto/rand"
 	"crypto/x509"
 	"encoding/pem"
+	"io"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
@@ -79,5 +80,24 @@ func TestStartTakesTheLastGoodBundle(t *testing.T) {
 	}
 	if a, _, err := start(); err == nil || a.engine.Load() != nil {
 		t.Errorf("a bundle that was altered is in force: %v", err)
+	}
+}
+
+// A policy that changes after it was loaded and before the first look at its files is
+// a change all the same.
+func TestAChangeDuringTheStartIsNotMissed(t *testing.T) {
+	dir := policyFolder(t, map[string]string{"p.rego": goodPolicy})
+	a := &app{cfg: &config.Config{Policy: config.Policy{Mode: config.ModeEnforce, Path: dir}}}
+	if err := a.loadPolicy(t.Context(), io.Discard); err != nil {
+		t.Fatal(err)
+	}
+	if f := newFollower(a, io.Discard); f.inForce != policies.Fingerprint(f.paths...) {
+		t.Fatal("nothing changed, and it would load the policy again")
+	}
+	if err := os.WriteFile(filepath.Join(dir, "more.rego"), []byte("package warder.egress\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if f := newFollower(a, io.Discard); f.inForce == policies.Fingerprint(f.paths...) {
+		t.Error("a change before the first look would be missed")
 	}
 }
