@@ -141,7 +141,7 @@ func TestF163ASlowDiskBlocksOnlyBehindABound(t *testing.T) {
 	full := make(chan struct{})
 	go func() {
 		for !waitsForMemory(g) {
-			time.Sleep(time.Millisecond)
+			time.Sleep(time.Millisecond) // nothing tells that a caller has begun to wait
 		}
 		cancel()
 		close(full)

@@ -70,10 +70,7 @@ func (c *committer) syncRelaxed() error {
 	if err := c.drain(); err != nil {
 		return err
 	}
-	if err := c.mend(); err != nil {
-		return err
-	}
-	return nil
+	return c.mend()
 }
 
 // owes says whether there is something to confess.

@@ -216,7 +216,7 @@ func (c *chain) tail(f *os.File, off int64, open bool) (ending, error) {
 		if err != nil || e.bad == "" || !open || try == settleTries {
 			return e, err
 		}
-		time.Sleep(settleTime)
+		time.Sleep(settleTime) // for the writer, which is another process
 	}
 }
 

@@ -118,7 +118,7 @@ func TestEndWaitsForAFetchSoThatALateTokenIsRevoked(t *testing.T) {
 	ended := make(chan []Outcome, 1)
 	go func() { ended <- end(t, sess) }()
 	for !sess.isClosed() {
-		time.Sleep(time.Millisecond)
+		time.Sleep(time.Millisecond) // nothing tells that the end has begun
 	}
 	_, err := sess.Grant(t.Context(), "github-read", issues)
 	refused(t, err, ReasonUnavailable)

@@ -177,7 +177,7 @@ func (l *lab) until(cond func() bool) {
 		if time.Now().After(deadline) {
 			l.t.Fatal("the condition never held")
 		}
-		time.Sleep(10 * time.Millisecond)
+		time.Sleep(10 * time.Millisecond) // between looks at another process
 	}
 }
 
