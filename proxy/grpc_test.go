@@ -264,6 +264,38 @@ func TestCompressedGRPCMessagesAreNotPassedWithACredential_I2(t *testing.T) {
 	}
 }
 
+// What a client calls gRPC, and its upstream does not, has no messages: an end that the
+// client chose, in the middle of a reflected value, lets nothing of it through.
+func TestMessagesEndWhereTheUpstreamSaysSo_I2(t *testing.T) {
+	cut, begun := len(canary)/2, make(chan struct{})
+	up := overHTTP2(t, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "text/plain")
+		value := strings.TrimPrefix(r.Header.Get("Authorization"), "Bearer ")
+		if value != canary {
+			t.Errorf("the control: the upstream got %d bytes of a value", len(value))
+		}
+		io.WriteString(w, message("sent back: "+value[:cut]))
+		_ = http.NewResponseController(w).Flush()
+		<-begun // the proxy has read up to the false end
+		io.WriteString(w, value[cut:]+".")
+	})
+	e := newEnv(t, nil, up)
+	cc, _ := e.h2("api.allowed.test")
+	resp, err := cc.RoundTrip(grpcRequest(t, "https://api.allowed.test/s/M", strings.NewReader(message("x"))))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if _, err := io.ReadFull(resp.Body, make([]byte, len(message("sent back: ")))); err != nil {
+		t.Fatal(err)
+	}
+	close(begun)
+	rest, err := io.ReadAll(resp.Body)
+	if want := strings.Repeat("*", len(canary)) + "."; err != nil || string(rest) != want {
+		t.Errorf("the answer ends with %d bytes that are not all masked, %v", len(rest), err)
+	}
+}
+
 func TestGRPCNeedsAnUpstreamWithHTTP2(t *testing.T) {
 	e := newEnv(t, nil) // speaks HTTP/1.1 alone
 	cc, _ := e.h2("plain.allowed.test")

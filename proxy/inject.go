@@ -116,7 +116,7 @@ func (x *exchange) scrub(resp *http.Response) *refusal {
 	view := resp
 	var ends *scrub.Ends
 	switch {
-	case x.grpc:
+	case x.grpc && isGRPC(resp.Header): // the upstream's word: the client's would move the ends
 		ends = scrub.GRPCEnds()
 	case resp.StatusCode == http.StatusSwitchingProtocols:
 		ends = scrub.WebSocketEnds()
