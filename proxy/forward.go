@@ -268,6 +268,7 @@ func (b *sendBody) Read(p []byte) (n int, err error) {
 	}
 	b.read.Store(true)
 	n, err = b.in.Read(p)
+	b.x.run.flow.pass(b.x.run.ctx, n)
 	b.x.sent.Add(int64(n))
 	if f := b.x.brokenBody(err); f != nil {
 		b.x.interrupt(f)

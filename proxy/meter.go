@@ -3,6 +3,7 @@ package proxy
 import (
 	"context"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -25,6 +26,12 @@ type meter struct {
 
 	mu   sync.Mutex
 	next time.Time // when what was let through so far would have passed at rate
+
+	held *atomic.Int64 // nanoseconds that were waited for it; nil: not counted
+
+	// In place of time.Now and waitUntil, where the time is told by a test.
+	now  func() time.Time
+	wait func(ctx context.Context, until time.Time)
 }
 
 // meterBurst is how much may pass at once after a pause, as time at the rate.
@@ -35,18 +42,30 @@ func (m *meter) pass(ctx context.Context, n int) {
 	if m.rate <= 0 || n <= 0 {
 		return
 	}
-	now := time.Now()
+	clock, wait := m.now, m.wait
+	if clock == nil {
+		clock, wait = time.Now, waitUntil
+	}
+	now := clock()
 	m.mu.Lock()
 	if floor := now.Add(-meterBurst); m.next.Before(floor) {
 		m.next = floor
 	}
 	m.next = m.next.Add(time.Duration(float64(n) / m.rate * float64(time.Second)))
-	wait := m.next.Sub(now)
+	next := m.next
 	m.mu.Unlock()
-	if wait <= 0 {
+	if !next.After(now) {
 		return
 	}
-	t := time.NewTimer(wait)
+	wait(ctx, next)
+	if m.held != nil {
+		m.held.Add(int64(clock().Sub(now)))
+	}
+}
+
+// waitUntil returns at that time, or when ctx ends.
+func waitUntil(ctx context.Context, until time.Time) {
+	t := time.NewTimer(time.Until(until))
 	defer t.Stop()
 	select {
 	case <-t.C:

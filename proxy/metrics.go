@@ -49,6 +49,7 @@ func (p *Proxy) newMetrics() *metrics {
 		gauge("warder_runs", "Runs that are open.", func() float64 { runs, _ := p.open(); return float64(runs) }),
 		gauge("warder_connections", "Connections of clients that are open.", func() float64 { _, conns := p.open(); return float64(conns) }),
 		gauge("warder_requests_in_flight", "Requests that are under way.", func() float64 { return float64(p.inFlight.Load()) }),
+		prometheus.NewCounterFunc(opts("warder_bandwidth_wait_seconds_total", "Time that transfers waited for the bandwidth of their run."), func() float64 { return time.Duration(p.heldBack.Load()).Seconds() }),
 		prometheus.NewCounterFunc(opts("warder_panics_total", "Faults of the proxy itself that it survived."), func() float64 { return float64(p.panics.Load()) }),
 	)
 	return m

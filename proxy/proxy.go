@@ -33,12 +33,13 @@ type Proxy struct {
 	dialer  *dialer
 	buffers *sync.Pool
 
-	forward *goproxy.ProxyHttpServer
-	server  *http.Server
-	h2base  *http.Server // settings of HTTP/2 connections
-	feed    *feed
-	served  chan struct{} // closed when the server's accept loop has ended
-	panics  atomic.Int64
+	forward  *goproxy.ProxyHttpServer
+	server   *http.Server
+	h2base   *http.Server // settings of HTTP/2 connections
+	feed     *feed
+	served   chan struct{} // closed when the server's accept loop has ended
+	panics   atomic.Int64
+	heldBack atomic.Int64 // nanoseconds that runs waited for their bandwidth
 
 	metrics  *metrics
 	inFlight atomic.Int64 // requests
@@ -196,6 +197,9 @@ func (p *Proxy) Close(ctx context.Context) error {
 	p.behind.flush()
 	return errors.Join(errs...)
 }
+
+// Bandwidth is how many bytes a second each run gets, both ways together; 0: no limit.
+func (p *Proxy) Bandwidth() int64 { return p.limits.BytesPerSecond }
 
 func (p *Proxy) addRun(r *Run) error {
 	p.mu.Lock()

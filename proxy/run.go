@@ -97,6 +97,7 @@ func (p *Proxy) newRun(id *identity.Run, o RunOptions) (*Run, error) {
 		ongoing:    make(map[ongoing]going),
 	}
 	r.flow.rate, r.refusals.rate = float64(p.limits.BytesPerSecond), refusalRate
+	r.flow.held = &p.heldBack
 	r.ctx, r.cancel = context.WithCancel(context.Background())
 	r.tls = &tls.Config{
 		MinVersion: tls.VersionTLS12, NextProtos: []string{"h2", "http/1.1", "http/1.0"},

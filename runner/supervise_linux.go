@@ -316,11 +316,15 @@ func (u *run) openLog(ctx context.Context) error {
 func (u *run) recordStart(ctx context.Context) error {
 	u.recorded = true
 	ident := u.t.Run
+	limits := u.limits.record(u.notEnforced)
+	if u.Proxy != nil && u.Proxy.Bandwidth() > 0 {
+		limits["bandwidth"] = u.Proxy.Bandwidth()
+	}
 	return u.audit.Append(ctx, &audit.Record{
 		Event: audit.EventRunStart, Run: &ident,
 		RunStart: &audit.RunStart{
 			Argv: u.t.Argv, EnvNames: envNames(u.environment()), Inputs: u.copied,
-			Limits: u.limits.record(u.notEnforced), Image: u.imageRef(),
+			Limits: limits, Image: u.imageRef(),
 		},
 	}).Wait(ctx)
 }

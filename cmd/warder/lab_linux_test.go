@@ -100,6 +100,15 @@ func (l *lab) write(name, text string) {
 	}
 }
 
+func (l *lab) read(name string) string {
+	l.t.Helper()
+	b, err := os.ReadFile(filepath.Join(l.dir, name))
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	return string(b)
+}
+
 // configure writes warder.yaml: the lab's upstream, policy and log, and rest.
 func (l *lab) configure(rest string) {
 	l.t.Helper()
