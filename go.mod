@@ -27,6 +27,7 @@ require (
 )
 
 require (
+	a.warder/early v0.0.0
 	github.com/agnivade/levenshtein v1.2.2 // indirect
 	github.com/aws/smithy-go v1.28.9 // indirect
 	github.com/beorn7/perks v1.0.1 // indirect
@@ -88,3 +89,5 @@ require (
 	google.golang.org/protobuf v1.36.12 // indirect
 	gotest.tools/v3 v3.5.2 // indirect
 )
+
+replace a.warder/early => ./internal/early

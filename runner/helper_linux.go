@@ -12,10 +12,10 @@ import (
 	"runtime"
 	"runtime/debug"
 	"strconv"
-	"strings"
 	"sync/atomic"
 	"time"
 
+	"a.warder/early"
 	"golang.org/x/sys/unix"
 	"gvisor.dev/gvisor/pkg/log"
 	"gvisor.dev/gvisor/runsc/cli/maincli"
@@ -23,9 +23,6 @@ import (
 	"gvisor.dev/gvisor/runsc/container"
 	"gvisor.dev/gvisor/runsc/sandbox"
 )
-
-// helperName is argv[0] of the helper.
-const helperName = "warder-helper"
 
 // Descriptors that the helper is started with, besides the task's stdio.
 const (
@@ -45,10 +42,10 @@ const helperBase = "/run"
 // Reexec must be the first call of main: when this process was started as a
 // part of a sandbox (helper, sentry or gofer) it does that job and never returns.
 func Reexec() {
-	switch base := filepath.Base(os.Args[0]); {
-	case base == helperName:
+	switch early.RoleOf(os.Args) {
+	case early.HelperRole:
 		os.Exit(helperMain())
-	case strings.HasPrefix(base, "runsc"), base == "exe": // "exe" is gVisor executing /proc/self/exe again
+	case early.Runsc:
 		deferCollection()
 		usePrecompiledFilters()
 		maincli.Main()
@@ -60,16 +57,17 @@ func Reexec() {
 const (
 	startTime = 2 * time.Second
 	startHeap = 48 << 20 // bytes; below memoryOverhead
+	collectAt = 100      // percent, from then on: Go's default
 )
 
 // deferCollection leaves the garbage of a start alone: a short run ends before it
-// is worth a collection, a longer one collects as ever.
+// is worth a collection, a longer one collects as ever. Package heap has switched
+// collections off.
 func deferCollection() {
-	percent := debug.SetGCPercent(-1)
 	limit := debug.SetMemoryLimit(startHeap) // past it there are collections
 	time.AfterFunc(startTime, func() {
 		debug.SetMemoryLimit(limit)
-		debug.SetGCPercent(percent)
+		debug.SetGCPercent(collectAt)
 	})
 }
 
@@ -93,7 +91,7 @@ func helperMain() int {
 	// The parent-death signals of sentry and gofer follow the thread that
 	// started them: it must live as long as the process.
 	runtime.LockOSThread()
-	debug.SetGCPercent(-1) // it lives to start one sandbox and allocates little after that
+	debug.SetGCPercent(-1) // as ever: it lives to start one sandbox and allocates little after that
 	unix.Umask(0o022)      // the caller's would close the sandbox's root to the task
 	for fd := 3; fd < fdEnd; fd++ {
 		unix.CloseOnExec(fd)

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"a.warder/early"
 	"golang.org/x/sys/unix"
 )
 
@@ -55,7 +56,7 @@ func belongs(procDir, id string, uids []uint32) bool {
 	}
 	args := strings.Split(string(bytes.TrimRight(raw, "\x00")), "\x00")
 	base := filepath.Base(args[0])
-	if base != helperName && !strings.HasPrefix(base, "runsc") {
+	if base != early.Helper && !strings.HasPrefix(base, "runsc") {
 		return false
 	}
 	if !slices.Contains(args, id) {

@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"runtime"
 
+	"a.warder/early"
 	"golang.org/x/sys/unix"
 )
 
@@ -33,7 +34,7 @@ func (u *run) spawn() error {
 	}
 	defer pipes.closeChildEnds()
 	cmd := exec.Command("/proc/self/exe")
-	cmd.Args = []string{helperName, u.t.Run.ID}
+	cmd.Args = []string{early.Helper, u.t.Run.ID}
 	cmd.Env = []string{"PATH=" + defaultPath}
 	cmd.Dir = "/"
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = pipes.stdinR, pipes.stdoutW, pipes.stderrW

@@ -14,6 +14,8 @@ import (
 
 	"warder/broker"
 	"warder/internal/identity"
+
+	"a.warder/early"
 )
 
 func newStateDir(t *testing.T) *StateDir {
@@ -188,7 +190,7 @@ func TestKillTreeEndsOnlyTheRunsProcesses(t *testing.T) {
 		t.Cleanup(func() { _ = cmd.Process.Kill() })
 		return cmd
 	}
-	mine, neighbour, stranger := start(helperName, id), start(helperName, other), start("someone", id)
+	mine, neighbour, stranger := start(early.Helper, id), start(early.Helper, other), start("someone", id)
 	killTree(id, []uint32{uint32(os.Getuid())})
 	if err := mine.Wait(); err == nil || !strings.Contains(err.Error(), "killed") {
 		t.Errorf("the run's own process: %v", err)
