@@ -72,6 +72,7 @@ func Libraries() []Library {
 		{"golang.org/x/net", []string{"proxy", "runner", "broker"}, "IDNA and DNS messages", []string{"cmd"}},
 		{"golang.org/x/term", []string{"cmd/warder"}, "only a command has the caller's terminal", nil},
 		{"github.com/creack/pty", nil, "a terminal for tests", []string{"cmd"}},
+		{"a.warder/early", []string{"cmd/warder", "runner"}, "what a process was started as, and initialises", nil},
 		{"golang.org/x/sync", []string{"*"}, "", nil},
 		{"golang.org/x/sys", []string{"*"}, "", nil},
 		{"github.com/andybalholm/brotli", []string{"internal/scrub"}, "content codings are read where values are masked", nil},
