@@ -72,17 +72,31 @@ type clientConn struct {
 
 	busy      atomic.Bool  // a handler runs, or its answer is being finished
 	exchanges atomic.Int64 // records that this connection has led to
+	answers   atomic.Int64 // requests of HTTP/1 that were answered to their end
 	streams   streams      // of HTTP/2
 	answered  bool         // a refusal of ours was written below net/http
+	end       sendingEnd
 }
 
-func (c *clientConn) Read(p []byte) (int, error) { return c.fr.Read(p) }
-func (c *clientConn) CloseWrite() error          { return closeWrite(c.Conn) }
+func (c *clientConn) CloseWrite() error { return closeWrite(c.Conn) }
+
+// Read gives what the framer lets through. The end comes when nothing that was
+// asked for is unanswered.
+func (c *clientConn) Read(p []byte) (int, error) {
+	n, err := c.fr.Read(p)
+	if n == 0 && err == io.EOF && c.holds() {
+		err = c.hold()
+	}
+	return n, err
+}
 
 // Write passes on what a handler answers. Outside of one, net/http is refusing
 // the request by itself: that becomes a denial document and a record.
 func (c *clientConn) Write(b []byte) (int, error) {
 	if c.busy.Load() {
+		if c.end.came.Load() {
+			c.end.moved.Store(time.Now().UnixNano())
+		}
 		return c.Conn.Write(b)
 	}
 	if c.answered {

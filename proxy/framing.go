@@ -26,6 +26,7 @@ type framer struct {
 	phase   framing
 	need    int64      // bytes left of a body or chunk
 	trailer int        // bytes of the trailer section so far
+	passed  int64      // heads that were handed on
 	mu      sync.Mutex // heads: a handler takes one while the next is read ahead
 	heads   []head
 	err     error // sticky
@@ -271,6 +272,7 @@ func (f *framer) judgeHead(in []byte) (more bool, err error) {
 	f.mu.Lock()
 	f.heads = append(f.heads, h)
 	f.mu.Unlock()
+	f.passed++
 	f.ok += end + 4
 	switch {
 	case h.method == "CONNECT" || h.upgrade:

@@ -139,6 +139,7 @@ func (p *Proxy) newServer() *http.Server {
 		ConnState: func(c net.Conn, s http.ConnState) {
 			switch cc := c.(*clientConn); s {
 			case http.StateIdle:
+				cc.answers.Add(1)
 				cc.busy.Store(false)
 			case http.StateClosed:
 				cc.finish()

@@ -426,7 +426,7 @@ func TestNothingIsLeftOfClientsThatWentAway_F064(t *testing.T) {
 	e := newEnv(t, func(_ http.ResponseWriter, r *http.Request) {
 		io.Copy(io.Discard, r.Body)
 		<-r.Context().Done()
-	}, plainUpstream)
+	}, plainUpstream, withLimits(Limits{IdleTimeout: 200 * time.Millisecond}))
 	const clients = 60
 	before := runtime.NumGoroutine()
 	for i := range clients {

@@ -256,26 +256,3 @@ func TestClientsAreKnownByTheirCertificate(t *testing.T) {
 		t.Error("no certificate is one")
 	}
 }
-
-func FuzzSOCKS(f *testing.F) {
-	f.Add("\x05\x01\x00" + socksName5("a.test", 80))
-	f.Add("\x05\x02\x00\x02\x05\x01\x00\x01\x01\x02\x03\x04\x00\x50")
-	e := newEnv(f, nil)
-	f.Fuzz(func(t *testing.T, in string) {
-		client, server := net.Pipe()
-		go func() {
-			client.SetDeadline(time.Now().Add(5 * time.Second))
-			go io.Copy(io.Discard, client)
-			io.WriteString(client, in)
-			client.Close()
-		}()
-		c := &clientConn{p: e.p, run: e.run, arr: arrival{proxying: true}}
-		if f := c.socks(&prefixConn{Conn: server, arr: &c.arr}); f == nil {
-			host, _, err := canonicalHost(c.arr.want.host)
-			if !c.arr.want.literal && (err != nil || host != c.arr.want.host) || c.arr.want.port < 1 || c.arr.proxying {
-				t.Errorf("%q gave %+v", in, c.arr)
-			}
-		}
-		server.Close()
-	})
-}
