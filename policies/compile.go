@@ -130,6 +130,9 @@ func (e *Engine) compile(f *folder) error {
 	if e.guard, err = e.newBodyGuard(ctx, f.modules); err != nil {
 		return fmt.Errorf("policies: load: %s: %w", f.dir, err)
 	}
+	if e.foresight, err = e.newForesight(ctx, f.modules); err != nil {
+		return fmt.Errorf("policies: load: %s: %w", f.dir, err)
+	}
 	for stage, kinds := range stageKinds {
 		q, err := e.prepareEntries(ctx, kinds)
 		if err != nil {

@@ -76,6 +76,7 @@ type Engine struct {
 	cache               *decisionCache            // nil: decisions differ in every request
 	watchdogs           watchdogs
 	guard               *bodyGuard // nil: no rule needs it
+	foresight           *foresight // nil: no rule reads a body
 	floor               *Engine    // nil: there is none
 	parts               part       // to be parsed, for the floor too
 	needs               Needs      // of the floor too

@@ -39,7 +39,7 @@ func (e *Engine) newBodyGuard(ctx context.Context, modules map[string]*ast.Modul
 		}
 		index := len(guard.rules)
 		guard.rules, guard.parts = append(guard.rules, r), append(guard.parts, parts)
-		module.Rules = append(module.Rules, skeleton(module, index, deps.independent(r.compiled.Body)))
+		module.Rules = append(module.Rules, skeleton(module, "unjudged", ast.IntNumberTerm(index), deps.independent(r.compiled.Body)))
 	}
 	if len(guard.rules) == 0 {
 		return nil, nil
@@ -57,12 +57,12 @@ func (e *Engine) newBodyGuard(ctx context.Context, modules map[string]*ast.Modul
 	return guard, err
 }
 
-// skeleton makes `unjudged contains index if body`.
-func skeleton(module *ast.Module, index int, body ast.Body) *ast.Rule {
+// skeleton makes `set contains element if body`.
+func skeleton(module *ast.Module, set string, element *ast.Term, body ast.Body) *ast.Rule {
 	if len(body) == 0 {
 		body = ast.NewBody(ast.NewExpr(ast.BooleanTerm(true)))
 	}
-	head := ast.NewHead(ast.Var("unjudged"), ast.IntNumberTerm(index))
+	head := ast.NewHead(ast.Var(set), element)
 	return &ast.Rule{Head: head, Body: body, Module: module}
 }
 

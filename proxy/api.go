@@ -17,6 +17,8 @@ import (
 type Decider interface {
 	Decide(ctx context.Context, in *policies.Input) policies.Decision
 	Needs() policies.Needs
+	// NeedsBody says whether the body of a request, which was not read yet, matters.
+	NeedsBody(ctx context.Context, in *policies.Input) bool
 }
 
 // Recorder keeps records. *audit.Log implements it. Append resolves once the

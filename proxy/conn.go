@@ -80,12 +80,15 @@ type clientConn struct {
 
 func (c *clientConn) CloseWrite() error { return closeWrite(c.Conn) }
 
-// Read gives what the framer lets through. The end comes when nothing that was
-// asked for is unanswered.
+// Read gives what the framer lets through. The end, or what is wrong with the next
+// request, comes when nothing that was asked for before it is unanswered.
 func (c *clientConn) Read(p []byte) (int, error) {
 	n, err := c.fr.Read(p)
-	if n == 0 && err == io.EOF && c.holds() {
-		err = c.hold()
+	if n == 0 && c.holds(err) {
+		err = c.hold(err)
+	}
+	if n == 0 && !c.busy.Load() && c.fr.phase == inHead && c.readFailure() != nil {
+		_ = c.refuse("") // net/http says nothing to a request that is not the first
 	}
 	return n, err
 }
@@ -99,22 +102,29 @@ func (c *clientConn) Write(b []byte) (int, error) {
 		}
 		return c.Conn.Write(b)
 	}
+	if err := c.refuse(firstLine(b)); err != nil {
+		return 0, err
+	}
+	return len(b), nil
+}
+
+// refuse answers and records a request that net/http cannot read; once, since
+// nothing can be read after it.
+func (c *clientConn) refuse(cause string) error {
 	if c.answered {
-		return len(b), nil
+		return nil
 	}
 	c.answered = true
 	f := c.readFailure()
 	if f == nil {
 		f = badRequest("not an acceptable HTTP/1 request")
-		f.cause = firstLine(b)
+		f.cause = cause
 	}
 	id := identity.NewID()
 	c.run.wearily(c.run.ctx, f)
 	c.recordRefused(id, f)
-	if _, err := c.Conn.Write(rawDenial(c.run.identity(), f, id)); err != nil {
-		return 0, err
-	}
-	return len(b), nil
+	_, err := c.Conn.Write(rawDenial(c.run.identity(), f, id))
+	return err
 }
 
 // readFailure says why the framer refused, nil when it did not.

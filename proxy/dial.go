@@ -45,6 +45,8 @@ type upstreamConn struct {
 	certSHA256 string
 	dst        *audit.Dst  // the same, for records
 	streams    bool        // HTTP/2: the peer may speak at any time
+	unheard    bool        // HTTP/1 is awaited, and nothing came yet
+	http2      atomic.Bool // what came was not HTTP/1 but HTTP/2
 	wrote      atomic.Bool // something of a request may have left
 	buffers    *sync.Pool
 
@@ -59,6 +61,12 @@ var errUnasked = errors.New("proxy: the upstream spoke without being asked")
 // standard logger, and they may hold what was injected before.
 func (c *upstreamConn) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
+	if n > 0 && c.unheard {
+		if c.unheard = false; p[0] == 0 { // a SETTINGS frame: no answer of HTTP/1 begins so
+			c.http2.Store(true)
+			return 0, otherProtocol("http/1.1")
+		}
+	}
 	if n > 0 && !c.streams && c.use.Load() == c.idle.Load() {
 		return 0, errUnasked
 	}
@@ -133,7 +141,7 @@ func (d *dialer) dial(ctx context.Context, _, hostport string) (c net.Conn, err 
 	if err != nil {
 		return nil, err
 	}
-	up.dst = dstOf(up)
+	up.dst, up.unheard = dstOf(up), true
 	return up, nil
 }
 
@@ -158,19 +166,30 @@ func (d *dialer) dialTLS(sessions tls.ClientSessionCache, protocol string) func(
 		tc := tls.Client(raw.Conn, cfg)
 		if err := tc.HandshakeContext(ctx); err != nil {
 			_ = raw.Close()
+			if strings.Contains(err.Error(), "tls: no application protocol") { // the alert has no type of its own
+				return nil, otherProtocol(protocol)
+			}
 			return nil, tlsFailure(ctx, err)
 		}
 		st := tc.ConnectionState()
-		raw.streams = protocol == "h2"
+		raw.streams, raw.unheard = protocol == "h2", protocol != "h2"
 		if raw.streams && st.NegotiatedProtocol != protocol {
 			_ = tc.Close()
-			return nil, refuse(reasonUpstreamProtocol, "the upstream does not speak HTTP/2, which gRPC needs")
+			return nil, otherProtocol(protocol)
 		}
 		sum := sha256.Sum256(st.PeerCertificates[0].Raw)
 		raw.Conn, raw.tlsVersion, raw.certSHA256 = tc, strings.TrimPrefix(tls.VersionName(st.Version), "TLS "), hex.EncodeToString(sum[:])
 		raw.dst = dstOf(raw)
 		return raw, nil
 	}
+}
+
+// otherProtocol refuses an upstream that speaks the other version of HTTP alone.
+func otherProtocol(wanted string) *refusal {
+	if wanted == "h2" {
+		return refuse(reasonUpstreamProtocol, "the upstream does not speak HTTP/2, which gRPC needs")
+	}
+	return refuse(reasonUpstreamProtocol, "the upstream does not speak HTTP/1.1; HTTP/2 is used towards upstreams for gRPC alone")
 }
 
 func tlsFailure(ctx context.Context, err error) error {

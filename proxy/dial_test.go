@@ -303,8 +303,10 @@ func TestUpstreamFailures_F088_F104(t *testing.T) {
 					o.Upstream.Hosts[host] = at
 					o.Upstream.AllowAddresses = append(o.Upstream.AllowAddresses, at)
 				}
-				o.Limits.UpstreamHeaderTimeout = 300 * time.Millisecond
-				o.Limits.DialTimeout = 300 * time.Millisecond
+				if c.reason == "upstream-timeout" { // elsewhere a busy machine must not come first
+					o.Limits.UpstreamHeaderTimeout = 300 * time.Millisecond
+					o.Limits.DialTimeout = 300 * time.Millisecond
+				}
 			}, policy(func(in *policies.Input) policies.Decision {
 				if in.Request.Host == "wrong.test" {
 					return allowEverything(in)

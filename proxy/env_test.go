@@ -153,6 +153,8 @@ func orElse(s, alt string) string {
 
 func (p *rules) Needs() policies.Needs { return p.need }
 
+func (p *rules) NeedsBody(context.Context, *policies.Input) bool { return p.need.Body }
+
 func (p *rules) inputs() []policies.Input {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -44,6 +44,30 @@ func (e *env) upstreamTLS(o *Options, cfg *tls.Config) {
 	o.Upstream.AllowAddresses = append(o.Upstream.AllowAddresses, ln.Addr().String())
 }
 
+// upstreamTalking serves api.allowed.test over TLS: it says its text and listens.
+func (e *env) upstreamTalking(o *Options, text string) {
+	ln, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{Certificates: []tls.Certificate{e.up.cert}})
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	e.t.Cleanup(func() { ln.Close() })
+	go func() {
+		for {
+			c, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer c.Close()
+				_, _ = io.WriteString(c, text)
+				_, _ = io.Copy(io.Discard, c)
+			}()
+		}
+	}()
+	o.Upstream.Hosts["api.allowed.test"] = ln.Addr().String()
+	o.Upstream.AllowAddresses = append(o.Upstream.AllowAddresses, ln.Addr().String())
+}
+
 // The credential goes to nobody whose certificate is not good for the name.
 func TestUpstreamCertificates_F088(t *testing.T) {
 	for name, set := range map[string]setting{
@@ -132,4 +156,42 @@ func TestFeaturesOfTLS_F098(t *testing.T) {
 			t.Errorf("%d %q, record %+v", r.StatusCode, r.body, rec)
 		}
 	})
+}
+
+// An upstream that speaks HTTP/2 alone is asked for gRPC; what else is asked of it
+// is answered plainly. So is gRPC of an upstream without HTTP/2.
+func TestUpstreamsOfOneVersionOfHTTP(t *testing.T) {
+	for _, c := range []struct {
+		name, says string
+		silent     bool // it is known before anything is sent
+		set        setting
+		a          attempt
+	}{
+		{"HTTP/2 alone", "the upstream does not speak HTTP/1.1", false, func(e *env, o *Options, _ *RunOptions) {
+			// A server that speaks HTTP/2 whatever is offered: its SETTINGS come first.
+			e.upstreamTalking(o, "\x00\x00\x00\x04\x00\x00\x00\x00\x00")
+		}, attempt{method: "GET", target: "/"}},
+		{"HTTP/2 alone, and it says so", "the upstream does not speak HTTP/1.1", true, func(e *env, o *Options, _ *RunOptions) {
+			// Go's server takes an offer of http/1.1 for none where h2 is all that it has.
+			e.upstreamTLS(o, &tls.Config{Certificates: []tls.Certificate{e.up.cert}, NextProtos: []string{"h2-14"}})
+		}, attempt{method: "GET", target: "/"}},
+		{"HTTP/1.1 alone", "the upstream does not speak HTTP/2, which gRPC needs", true, func(e *env, o *Options, _ *RunOptions) {
+			e.upstreamTLS(o, &tls.Config{Certificates: []tls.Certificate{e.up.cert}, NextProtos: []string{"http/1.1"}})
+		}, attempt{method: "POST", target: "/s/M", lines: []string{"Content-Type: application/grpc", "TE: trailers"}, body: "\x00\x00\x00\x00\x00"}},
+	} {
+		onWays(t, nil, []setting{c.set}, func(t *testing.T, w way, e *env) {
+			grpc := c.a.method == "POST"
+			if !w.tls || grpc && !w.h2 {
+				return // in clear text nothing says so; gRPC over HTTP/1 is an ordinary request
+			}
+			r, rec, sent := e.probe(w, "api.allowed.test", c.a)
+			answered := r.StatusCode == 502 && r.reason() == reasonUpstreamProtocol && strings.Contains(r.body, c.says)
+			if grpc {
+				answered = r.Header.Get("Grpc-Status") == "14" && strings.Contains(r.Header.Get("Grpc-Message"), c.says)
+			}
+			if !answered || rec.Reason != reasonUpstreamProtocol || rec.Verdict != verdictError || c.silent && sent != "" {
+				t.Errorf("%s: %d %v %q, record %s", c.name, r.StatusCode, r.Header, r.body, rec.Reason)
+			}
+		})
+	}
 }

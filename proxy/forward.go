@@ -197,6 +197,8 @@ func (x *exchange) upstreamFailure(err error) *refusal {
 		return own
 	case errors.Is(err, context.Canceled):
 		return clientGone("before the answer")
+	case x.upstream.conn != nil && x.upstream.conn.http2.Load():
+		return otherProtocol("http/1.1")
 	case isTimeout(err) || errors.Is(err, context.DeadlineExceeded):
 		return &refusal{reason: reasonUpstreamTimeout, detail: "the upstream did not answer in time", cause: err.Error()}
 	}

@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"errors"
 	"io"
 	"net"
 	"os"
@@ -28,14 +29,16 @@ type sendingEnd struct {
 	wake     chan struct{} // nil: nobody waits
 }
 
-// holds reports that the end is not to be told yet.
-func (c *clientConn) holds() bool {
-	return c.fr.phase == inHead && c.fr.passed > c.answers.Load()
+// holds reports that err is not to be told yet: the end, or a broken request that
+// was sent before the answer to a good one.
+func (c *clientConn) holds(err error) bool {
+	var broken *framingError
+	return (err == io.EOF || errors.As(err, &broken)) && c.fr.phase == inHead && c.fr.passed > c.answers.Load()
 }
 
-// hold returns when the server no longer waits for the answer, or has waited for
-// too long.
-func (c *clientConn) hold() error {
+// hold returns when the server no longer waits for the answer; with end when it has
+// waited for too long.
+func (c *clientConn) hold(end error) error {
 	s := &c.end
 	s.moved.Store(time.Now().UnixNano())
 	s.came.Store(true)
@@ -47,6 +50,9 @@ func (c *clientConn) hold() error {
 	}
 	for {
 		wake, wait, err := s.next(limit)
+		if err == io.EOF {
+			return end
+		}
 		if err != nil {
 			return err
 		}
@@ -56,7 +62,7 @@ func (c *clientConn) hold() error {
 		case <-timer.C:
 		case <-gone:
 			timer.Stop()
-			return io.EOF
+			return end
 		}
 		timer.Stop()
 	}

@@ -5,6 +5,8 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -74,6 +76,48 @@ func TestAHalfClosedClientGetsItsAnswer_F064(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// A request that cannot be read does not take the answer from the one before it.
+// Each has its own, in order.
+func TestABrokenRequestLeavesTheOneBeforeItAlone_F045(t *testing.T) {
+	for name, open := range map[string]func(e *env) net.Conn{
+		"plain":       func(e *env) net.Conn { return e.plain("plain.allowed.test") },
+		"intercepted": func(e *env) net.Conn { return e.tls("plain.allowed.test") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			started, answer := make(chan struct{}), make(chan struct{})
+			var set []setting
+			if name == "plain" {
+				set = append(set, plainUpstream)
+			}
+			e := newEnv(t, func(rw http.ResponseWriter, r *http.Request) {
+				close(started)
+				select {
+				case <-answer:
+					io.WriteString(rw, "hello")
+				case <-r.Context().Done():
+				}
+			}, set...)
+			c := open(e)
+			send(t, c, get("/", "plain.allowed.test")+"GET /2 HTTP/1..\r\n\r\n")
+			<-started
+			time.Sleep(50 * time.Millisecond) // so that what follows is looked at; the answer must not depend on it
+			close(answer)
+			br := bufio.NewReader(c)
+			if r := readReply(t, br, "GET"); r.StatusCode != 200 || r.body != "hello" {
+				t.Errorf("%d %q", r.StatusCode, r.body)
+			}
+			if r := readReply(t, br, "GET"); r.StatusCode != 400 || r.reason() != reasonBadRequest {
+				t.Errorf("%d %q", r.StatusCode, r.body)
+			}
+			recs := e.tape.completed(t, 2)
+			slices.SortFunc(recs, func(a, b audit.Record) int { return strings.Compare(a.Verdict, b.Verdict) })
+			if recs[0].Verdict != verdictAllow || recs[0].Detail != "" || recs[1].Verdict != verdictDeny || recs[1].Reason != reasonBadRequest {
+				t.Errorf("records %s", dump(recs))
+			}
+		})
 	}
 }
 

@@ -141,7 +141,7 @@ func (x *exchange) decide(r *http.Request) *refusal {
 			return refuse(reasonPolicyError, "no policy is in force")
 		}
 		x.observe(engine, in)
-		if engine.Needs().Body && !in.Request.BodyRead {
+		if engine.Needs().Body && !in.Request.BodyRead && (x.body == nil || engine.NeedsBody(r.Context(), in)) {
 			if f := x.readAhead(r, &in.Request); f != nil {
 				return f
 			}
@@ -226,7 +226,8 @@ func (x *exchange) policyRefusal(code string, d policies.Decision) *refusal {
 }
 
 // readAhead reads what the policy may look at and puts it back in front of the
-// body. The upstream gets the same bytes.
+// body. The upstream gets the same bytes. A client that waits with its body is told
+// to go on (100 Continue): by then all has been judged that can be without it.
 func (x *exchange) readAhead(r *http.Request, in *policies.Request) *refusal {
 	in.BodyRead = true
 	if r.Body == nil || r.Body == http.NoBody {

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"io"
 	"net/http"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -15,12 +16,7 @@ import (
 func TestContinueOnEveryWay(t *testing.T) {
 	onWays(t, func(w http.ResponseWriter, r *http.Request) { io.Copy(w, r.Body) }, nil, func(t *testing.T, w way, e *env) {
 		for host, want := range map[string]string{"plain.allowed.test": "100 200", "evil.test": "403"} {
-			var got []string
-			if w.h2 {
-				got = e.continueHTTP2(w, host)
-			} else {
-				got = e.continueHTTP1(w, host)
-			}
+			got := e.continueOn(w, host, "/", "hello")
 			if strings.Join(got, " ") != want {
 				t.Errorf("%s: %v", host, got)
 			}
@@ -28,15 +24,22 @@ func TestContinueOnEveryWay(t *testing.T) {
 	})
 }
 
-func (e *env) continueHTTP1(w way, host string) (statuses []string) {
+// continueOn posts JSON, waiting with it for leave, and gives the statuses.
+func (e *env) continueOn(w way, host, path, body string) []string {
+	if w.h2 {
+		return e.continueHTTP2(host, path, body)
+	}
+	return e.continueHTTP1(w, host, path, body)
+}
+
+func (e *env) continueHTTP1(w way, host, target, body string) (statuses []string) {
 	e.t.Helper()
-	target := "/"
 	if w.name == "absolute form" {
-		target = "http://" + host + "/"
+		target = "http://" + host + target
 	}
 	c := e.open(w, host)
 	defer c.Close()
-	send(e.t, c, "POST "+target+" HTTP/1.1\r\nHost: "+host+"\r\nExpect: 100-continue\r\nContent-Length: 5\r\n\r\n")
+	send(e.t, c, "POST "+target+" HTTP/1.1\r\nHost: "+host+"\r\nExpect: 100-continue\r\nContent-Type: application/json\r\nContent-Length: "+strconv.Itoa(len(body))+"\r\n\r\n")
 	br := bufio.NewReader(c)
 	for {
 		resp, err := http.ReadResponse(br, &http.Request{Method: "POST"})
@@ -47,16 +50,17 @@ func (e *env) continueHTTP1(w way, host string) (statuses []string) {
 		if resp.StatusCode != http.StatusContinue {
 			return statuses
 		}
-		send(e.t, c, "hello")
+		send(e.t, c, body)
 	}
 }
 
-func (e *env) continueHTTP2(w way, host string) (statuses []string) {
+func (e *env) continueHTTP2(host, path, body string) (statuses []string) {
 	e.t.Helper()
 	c := e.connectTo(host)
 	defer c.Close()
 	r := newRawH2(e.t, e.handshake(c, host, "h2"))
-	r.open(1, ":method", "POST", ":scheme", "https", ":path", "/", ":authority", host, "expect", "100-continue", "content-length", "5")
+	r.open(1, ":method", "POST", ":scheme", "https", ":path", path, ":authority", host,
+		"expect", "100-continue", "content-type", "application/json", "content-length", strconv.Itoa(len(body)))
 	for {
 		f, err := r.fr.ReadFrame()
 		if err != nil {
@@ -67,7 +71,7 @@ func (e *env) continueHTTP2(w way, host string) (statuses []string) {
 			if h.PseudoValue("status") != "100" {
 				return statuses
 			}
-			if err := r.fr.WriteData(1, true, []byte("hello")); err != nil {
+			if err := r.fr.WriteData(1, true, []byte(body)); err != nil {
 				e.t.Fatal(err)
 			}
 		}

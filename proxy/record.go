@@ -39,7 +39,7 @@ func (x *exchange) reserve(r *http.Request) *refusal {
 // still listens is told.
 func clientGone(when string) *refusal {
 	f := badRequest("the client closed its side of the connection before the answer")
-	f.hint, f.gone, f.cause = "keep the connection open both ways until the answer has come", true, "the client went away "+when
+	f.hint, f.gone, f.cause = "keep the connection open until the answer has come", true, "the client went away "+when
 	return f
 }
 

@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"bufio"
 	"fmt"
 	"io"
 	"net"
@@ -108,5 +109,71 @@ func TestRegoSeesTheBodyAndTheUpstreamTheSameBytes(t *testing.T) {
 	}
 	if n := strings.Count(e.up.bytes(), canary); n != 1 {
 		t.Errorf("the credential was sent %d times", n)
+	}
+}
+
+const bodyPolicy = `package warder.egress
+
+allow contains {"rule": "orders"} if {
+	input.request.host == "plain.allowed.test"
+	input.request.body.total < 100
+}
+
+allow contains {"rule": "open"} if input.request.host == "other.allowed.test"
+
+deny contains {"rule": "closed"} if startswith(input.request.path, "/closed")
+
+deny contains {"rule": "no-secrets"} if {
+	input.request.method == "POST"
+	input.request.body.secret
+}
+`
+
+// Where the policy is over bodies, a client that waits with its own is told to go
+// on only when what it asks for may be allowed by it; what is refused whatever it
+// says is refused before. A body that no rule is about is not read ahead.
+func TestContinueWaitsForWhatCanBeJudgedWithoutTheBody(t *testing.T) {
+	onWays(t, func(w http.ResponseWriter, r *http.Request) { io.Copy(w, r.Body) }, []setting{rego(bodyPolicy)}, func(t *testing.T, w way, e *env) {
+		for _, c := range []struct{ host, path, want string }{
+			{"evil.test", "/", "403"},
+			{"plain.allowed.test", "/closed", "403"},
+			{"other.allowed.test", "/closed/x", "403"},
+			{"plain.allowed.test", "/", "100 200"}, // control: the body decides
+			{"plain.allowed.test", "/large", "100 403"},
+			{"other.allowed.test", "/", "100 200"},
+		} {
+			body := `{"total": 5}`
+			if c.path == "/large" {
+				body = `{"total": 500}`
+			}
+			got := e.continueOn(w, c.host, c.path, body)
+			if strings.Join(got, " ") != c.want {
+				t.Errorf("%s%s: %v", c.host, c.path, got)
+			}
+		}
+	})
+}
+
+// A stream to a host that no rule over bodies is about goes on as it comes.
+func TestABodyThatNoRuleIsAboutStreams_F060(t *testing.T) {
+	got := make(chan string)
+	e := newEnv(t, func(w http.ResponseWriter, r *http.Request) {
+		b := make([]byte, 4)
+		for range 2 {
+			io.ReadFull(r.Body, b)
+			got <- string(b)
+		}
+	}, rego(bodyPolicy))
+	c := e.tls("other.allowed.test")
+	send(t, c, "PUT / HTTP/1.1\r\nHost: other.allowed.test\r\nContent-Length: 8\r\n\r\nhalf")
+	if s := <-got; s != "half" { // while the rest is not there
+		t.Errorf("%q", s)
+	}
+	send(t, c, "more")
+	if s := <-got; s != "more" {
+		t.Errorf("%q", s)
+	}
+	if r := readReply(t, bufio.NewReader(c), "PUT"); r.StatusCode != 200 {
+		t.Errorf("%d %q", r.StatusCode, r.body)
 	}
 }
