@@ -41,6 +41,7 @@ type entry struct {
 // call is one fetch that any number of requests wait for.
 type call struct {
 	done  chan struct{}
+	began time.Time
 	m     *material
 	stale bool
 	err   error
@@ -170,7 +171,7 @@ func (s *Session) start(e *entry, requestID string) *call {
 	if !s.enter() {
 		return nil
 	}
-	c := &call{done: make(chan struct{})}
+	c := &call{done: make(chan struct{}), began: s.b.opts.Clock()}
 	e.call = c
 	go func() {
 		defer s.work.Done()
@@ -225,9 +226,10 @@ func (e *entry) settle(s *Session, c *call, m *material, err error) {
 		return
 	}
 	e.current = m
-	e.dead = deadlineAt(now.Add(life - min(margin, life/4)))
+	// A life may have begun at any time since it was asked for; an answer can be slow.
+	e.dead = deadlineAt(c.began.Add(life - min(margin, life/4)))
 	ahead := life - life/refreshFraction
-	e.refresh = now.Add(ahead - rand.N(ahead/10+1)) //nolint:gosec // jitter
+	e.refresh = c.began.Add(ahead - rand.N(ahead/10+1)) //nolint:gosec // jitter
 }
 
 // pause counts a failure and says how long no fetch is tried. One that was held

@@ -147,7 +147,11 @@ func TestKilledChild(t *testing.T) {
 	}
 	_, _ = bufio.NewReader(os.Stdin).ReadString('\n') // until the relay is aimed
 	j := fileJournal{env("JOURNAL")}
-	b, err := New(killRig(env("ADDRESS"), env("ROLE"), env("SECRET"), j))
+	o := killRig(env("ADDRESS"), env("ROLE"), env("SECRET"), j)
+	if env("TOKEN") != "" {
+		o.Vault.Auth = config.Auth{Method: "token_file", TokenFile: env("TOKEN")}
+	}
+	b, err := New(o)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -176,6 +180,8 @@ var killStates = []struct {
 }{
 	{"login kept", "POST auth/token/create/", false, true},
 	{"token made, answer not heard", "POST auth/token/create/", true, true},
+	{"token kept, about to be extended", "POST auth/token/renew-accessor", false, true},
+	{"token extended, answer not heard", "POST auth/token/renew-accessor", true, true},
 	{"token kept", "GET rabbit/creds/", false, true},
 	{"lease made, answer not heard", "GET rabbit/creds/", true, true},
 	{"in use", "", false, true},

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/hashicorp/vault/api"
@@ -27,6 +28,8 @@ type vault struct {
 	stale   time.Duration // how long a value outlives its time while Vault is away
 	onLease func(event, runID string, o Outcome)
 	log     *slog.Logger
+
+	extendsNone atomic.Bool // Vault does not let us extend tokens of runs
 
 	mu        sync.Mutex // one login at a time
 	current   *login

@@ -10,14 +10,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/hashicorp/vault/api"
-
 	"warder/internal/secret"
 )
-
-// runTokenLife is asked for as both the life and the explicit maximum of a run's
-// token; the role may give less. A longer run gets a successor.
-const runTokenLife = 15 * time.Minute
 
 // Events of Options.OnLease.
 const (
@@ -50,9 +44,10 @@ type tokenSet struct {
 type runToken struct {
 	token    secret.String
 	accessor string
-	notAfter time.Time
-	dead     deadline // margin subtracted
-	login    *login   // its parent
+	life     time.Duration // as Vault said last
+	notAfter time.Time     // latest possible end
+	dead     deadline      // earliest possible end, margin subtracted
+	login    *login        // its parent
 
 	mu     sync.Mutex
 	leases []string
@@ -96,74 +91,6 @@ func (r *runTokens) get(ctx context.Context, set *tokenSet, correlation string) 
 	return t, nil
 }
 
-func (r *runTokens) mint(ctx context.Context, policies []string, correlation string) (*runToken, error) {
-	var t *runToken
-	err := r.v.withLogin(ctx, func(l *login) error {
-		sec, err := r.v.conn.do(ctx, vaultCall{
-			method: http.MethodPost, path: "auth/token/create/" + r.v.role, token: l.token, correlation: correlation,
-			body: map[string]any{
-				"policies": policies, "ttl": runTokenLife.String(), "explicit_max_ttl": runTokenLife.String(),
-				"display_name": "run-" + r.s.run.ID, "meta": map[string]string{"run_id": r.s.run.ID},
-			},
-		})
-		if err != nil {
-			return err
-		}
-		t, err = r.accept(ctx, l, policies, sec)
-		return err
-	})
-	return t, err
-}
-
-// accept judges a fresh token and journals it. One that is not as asked for is
-// revoked and refused.
-func (r *runTokens) accept(ctx context.Context, l *login, policies []string, sec *api.Secret) (*runToken, error) {
-	if sec == nil || sec.Auth == nil || sec.Auth.ClientToken == "" {
-		return nil, errors.New("vault: the token role gave no token")
-	}
-	a := sec.Auth
-	now := r.v.conn.clock()
-	life := time.Duration(a.LeaseDuration) * time.Second
-	t := &runToken{
-		token: secret.New(a.ClientToken), accessor: a.Accessor, login: l, users: map[string]string{},
-		notAfter: now.Add(life), dead: deadlineAt(now.Add(life - min(margin, life/4))),
-	}
-	for _, w := range sec.Warnings {
-		r.v.log.Debug("vault warns", "role", r.v.role, "text", shortText(w))
-	}
-	err := r.judge(a, policies)
-	if err == nil {
-		err = r.record(ctx, t)
-	}
-	if err != nil {
-		r.discard(ctx, t)
-		return nil, err
-	}
-	r.mu.Lock()
-	r.all = append(r.all, t)
-	r.mu.Unlock()
-	r.v.onLease(EventIssue, r.s.run.ID, Outcome{Kind: kindToken, Accessor: t.accessor, Status: StatusExpires, Expires: t.notAfter})
-	return t, nil
-}
-
-func (r *runTokens) judge(a *api.SecretAuth, policies []string) error {
-	role := "vault: token role " + r.v.role
-	switch {
-	case a.Accessor == "":
-		return fmt.Errorf("%s gives tokens without an accessor, which nobody can revoke; hint: token_type=service", role)
-	case a.LeaseDuration <= 0:
-		return fmt.Errorf("%s gives tokens that never end; hint: set token_explicit_max_ttl", role)
-	case a.Orphan:
-		return fmt.Errorf("%s gives orphan tokens, which outlive the login; hint: orphan=false", role)
-	}
-	for _, p := range a.TokenPolicies {
-		if p != "default" && !slices.Contains(policies, p) {
-			return fmt.Errorf("%s adds policy %q, which was not asked for", role, shortText(p))
-		}
-	}
-	return nil
-}
-
 // record writes t, with its leases, to the journal of the run. t.mu is held, or t is not shared yet.
 func (r *runTokens) record(ctx context.Context, t *runToken) error {
 	err := r.s.journal.Put(ctx, JournalEntry{
@@ -174,19 +101,6 @@ func (r *runTokens) record(ctx context.Context, t *runToken) error {
 		return fmt.Errorf("journal: %w", err)
 	}
 	return nil
-}
-
-// discard revokes a token that is not accepted, by itself: it may have no accessor.
-func (r *runTokens) discard(ctx context.Context, t *runToken) {
-	ctx = context.WithoutCancel(ctx)
-	_, err := r.v.conn.do(ctx, vaultCall{method: http.MethodPost, path: "auth/token/revoke-self", token: t.token, urgent: true})
-	if err != nil && t.accessor != "" {
-		err = r.v.revokeAs(ctx, t.login, t.accessor)
-	}
-	if err != nil {
-		r.v.log.Error("a refused token could not be revoked", "accessor", t.accessor, "cause", err.Error())
-	}
-	t.token.Wipe()
 }
 
 // use notes that a credential is fetched through t.

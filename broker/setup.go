@@ -41,7 +41,7 @@ func (b *Broker) Setup() (Setup, error) {
 		return Setup{}, fmt.Errorf("broker: setup: there is no vault section in the configuration")
 	}
 	v := b.vault
-	own := rule("auth/token/create/"+v.role, "update") + rule("auth/token/lookup-accessor", "update") + rule("auth/token/revoke-accessor", "update") +
+	own := rule("auth/token/create/"+v.role, "update") + rule("auth/token/lookup-accessor", "update") + rule("auth/token/renew-accessor", "update") + rule("auth/token/revoke-accessor", "update") +
 		rule("auth/token/lookup-self", "read") + rule("auth/token/renew-self", "update") + rule("auth/token/revoke-self", "update")
 	runs := map[string]map[string]bool{} // policy → rules
 	engines := map[string]bool{}
@@ -222,18 +222,17 @@ func (b *Broker) checkRole(ctx context.Context, j Journal) []SetupCheck {
 			continue
 		}
 		c.OK, c.Detail = true, fmt.Sprintf("a token for %s", t.notAfter.Sub(b.opts.Clock()).Round(time.Second))
-		checks = append(checks, c, b.vault.checkAccessor(ctx, t))
+		checks = append(checks, c, b.vault.checkAccessor(ctx, t, "lookup-accessor"), b.vault.checkAccessor(ctx, t, "renew-accessor"))
 	}
 	return checks
 }
 
-func (v *vault) checkAccessor(ctx context.Context, t *runToken) SetupCheck {
-	c := SetupCheck{Name: "broker: auth/token/lookup-accessor", OK: true, Detail: "allowed"}
-	_, err := v.conn.do(ctx, vaultCall{
-		method: http.MethodPost, path: "auth/token/lookup-accessor", token: t.login.token, body: map[string]any{"accessor": t.accessor}, urgent: true,
-	})
+func (v *vault) checkAccessor(ctx context.Context, t *runToken, call string) SetupCheck {
+	path := "auth/token/" + call
+	c := SetupCheck{Name: "broker: " + path, OK: true, Detail: "allowed"}
+	_, err := v.conn.do(ctx, vaultCall{method: http.MethodPost, path: path, token: t.login.token, body: map[string]any{"accessor": t.accessor}, urgent: true})
 	if err != nil {
-		c.OK, c.Detail, c.Fix = false, err.Error(), strings.TrimSpace(rule("auth/token/lookup-accessor", "update"))+" in the broker's policy"
+		c.OK, c.Detail, c.Fix = false, err.Error(), strings.TrimSpace(rule(path, "update"))+" in the broker's policy"
 	}
 	return c
 }

@@ -100,7 +100,7 @@ func TestSetupIsEnoughAndNamesWhatIsMissing(t *testing.T) {
 		v.Auth.RoleIDFile, v.Auth.SecretIDFile = secretFile(t, role), secretFile(t, secretID)
 		r := newRig(t, v, setupCreds())
 		out := map[string]SetupCheck{}
-		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		for _, c := range r.CheckSetup(ctx, &journal{}) {
 			if strings.Contains(c.Detail+c.Fix, "CANARY") {

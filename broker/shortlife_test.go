@@ -2,6 +2,7 @@ package broker
 
 import (
 	"context"
+	"fmt"
 	"net/http"
 	"os"
 	"slices"
@@ -116,5 +117,45 @@ func TestTwoRunsNeverShareALease(t *testing.T) { // I9
 	end(t, sessions[0])
 	if len(g.names()) != len(sessions)-1 {
 		t.Fatal("the end of one run took the users of others:", len(g.names()))
+	}
+}
+
+// TestF137ALifeCountsFromTheAsking: Vault began to count before a slow answer
+// arrived, for a token as for a lease.
+func TestF137ALifeCountsFromTheAsking(t *testing.T) { // I10, F137
+	f := newFake(t, nil)
+	r := newRig(t, tokenFile(t, f.URL, "x"), map[string]config.Credential{"db": dbCred()})
+	lease := 20
+	f.set("db/creds/ro", func(w http.ResponseWriter, q *http.Request) {
+		r.clock.add(8 * time.Second)
+		jsonAnswer(200, fmt.Sprintf(`{"lease_id":"db/creds/ro/1","lease_duration":%d,"data":{"password":"S3CR3T-CANARY"}}`, lease))(w, q)
+	})
+	sess, _ := r.begin(t)
+	grant(t, sess, "db")
+	r.clock.add(6 * time.Second)
+	grant(t, sess, "db")
+	if n := f.count("GET db/creds/ro"); n != 1 {
+		t.Fatal("control: it is not kept:", n)
+	}
+	r.clock.add(2 * time.Second) // 16 s of 20, a quarter of them margin
+	grant(t, sess, "db")
+	if n := f.count("GET db/creds/ro"); n < 2 {
+		t.Error("a value is used until 8 seconds after its margin")
+	}
+
+	lease = 900
+	f.set("auth/token/create/agent-run", func(w http.ResponseWriter, q *http.Request) {
+		r.clock.add(8 * time.Second)
+		jsonAnswer(200, `{"auth":{"client_token":"S3CR3T-CANARY-run","accessor":"acc","lease_duration":20,"token_policies":["run-base"]}}`)(w, q)
+	})
+	sess, _ = r.begin(t)
+	set := sess.vault.set([]string{"run-base"})
+	first, err := sess.vault.get(t.Context(), set, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.clock.add(8 * time.Second)
+	if next, err := sess.vault.get(t.Context(), set, ""); err != nil || next == first {
+		t.Error("a token is used until 8 seconds after its margin", err)
 	}
 }

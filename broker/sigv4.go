@@ -35,6 +35,9 @@ var signatureParams = []string{
 	"X-Amz-Algorithm", "X-Amz-Credential", "X-Amz-Date", "X-Amz-Expires", "X-Amz-SignedHeaders", "X-Amz-Signature", "X-Amz-Security-Token",
 }
 
+// awsSession are the fields that the third part of a temporary key may be in.
+var awsSession = []string{"session_token", "security_token"}
+
 // awsKeys takes an access key out of an answer: of Vault's engine, with its
 // lease, or of a stored value.
 func (c *vaultSource) awsKeys(m *material, t *runToken, sec *api.Secret) (err error) {
@@ -50,7 +53,7 @@ func (c *vaultSource) awsKeys(m *material, t *runToken, sec *api.Secret) (err er
 	if m.value, err = c.field(data, "secret_key"); err != nil {
 		return err
 	}
-	for _, name := range []string{"session_token", "security_token"} {
+	for _, name := range awsSession {
 		if s, _ := data[name].(string); s != "" {
 			m.session, err = c.field(data, name)
 			return err

@@ -116,7 +116,7 @@ func (v *vaultLab) testRunTokenIsScoped(t *testing.T) {
 		t.Fatal("not the value of Vault")
 	}
 	alive, data := v.s.Alive(t, g.Accessor)
-	if !alive || data["orphan"] != false || data["explicit_max_ttl"].(float64) > 900 || data["meta"].(map[string]any)["run_id"] != sess.run.ID {
+	if !alive || data["orphan"] != false || data["explicit_max_ttl"].(float64) > 900 || data["ttl"].(float64) < 600 || data["meta"].(map[string]any)["run_id"] != sess.run.ID {
 		t.Fatalf("token: %v", data)
 	}
 	if got := data["policies"].([]any); len(got) != 2 || got[0] != "run-base" || got[1] != "run-github" {

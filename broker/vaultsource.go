@@ -301,7 +301,8 @@ func number(v any) int64 {
 }
 
 // setLife of a generic read: no longer than its lease and its token. A duration
-// of 0 or less is never cached.
+// of 0 or less is never cached. Keys of AWS's token service have a lease that ends
+// nothing: Vault answers its revocation well, and they live on to their time.
 func (c *vaultSource) setLife(m *material, t *runToken, sec *api.Secret) {
 	now := c.v.conn.clock()
 	if sec.LeaseDuration > 0 {
@@ -313,12 +314,17 @@ func (c *vaultSource) setLife(m *material, t *runToken, sec *api.Secret) {
 		}
 		return
 	}
-	m.revocable = true
+	m.revocable = !hasSession(sec.Data)
 	m.expires = now.Add(m.keep)
-	if t.notAfter.Before(m.expires) {
+	if m.revocable && t.notAfter.Before(m.expires) {
 		m.expires = t.notAfter
 	}
 	m.keep = min(m.keep, m.expires.Sub(now))
+}
+
+// hasSession reports keys of AWS's token service, by what goes with them alone.
+func hasSession(data map[string]any) bool {
+	return slices.ContainsFunc(awsSession, func(name string) bool { s, _ := data[name].(string); return s != "" })
 }
 
 // safeLease reports whether a lease id can stand in a path, as Vault makes them.

@@ -268,10 +268,11 @@ func (s *Server) Policy(t testing.TB, name, hcl string) {
 }
 
 // BrokerPolicy is all that the broker's own token may do: make tokens of one
-// role, look them up and revoke them. It reads no secret.
+// role, look them up, extend and revoke them. It reads no secret.
 const BrokerPolicy = `
 path "auth/token/create/` + TokenRole + `" { capabilities = ["update"] }
 path "auth/token/lookup-accessor"  { capabilities = ["update"] }
+path "auth/token/renew-accessor"   { capabilities = ["update"] }
 path "auth/token/revoke-accessor"  { capabilities = ["update"] }
 path "auth/token/lookup-self"      { capabilities = ["read"] }
 path "auth/token/renew-self"       { capabilities = ["update"] }

@@ -26,12 +26,14 @@ import (
 
 	"github.com/hashicorp/go-hclog"
 	authjwt "github.com/hashicorp/vault-plugin-auth-jwt"
+	authkubernetes "github.com/hashicorp/vault-plugin-auth-kubernetes"
 	"github.com/hashicorp/vault-plugin-secrets-kv"
 	"github.com/hashicorp/vault/audit"
 	auditfile "github.com/hashicorp/vault/builtin/audit/file"
 	"github.com/hashicorp/vault/builtin/credential/approle"
 	"github.com/hashicorp/vault/builtin/credential/cert"
 	"github.com/hashicorp/vault/builtin/credential/userpass"
+	"github.com/hashicorp/vault/builtin/logical/aws"
 	"github.com/hashicorp/vault/builtin/logical/database"
 	"github.com/hashicorp/vault/builtin/logical/pki"
 	"github.com/hashicorp/vault/builtin/logical/rabbitmq"
@@ -150,12 +152,14 @@ func builtin() plugins {
 	}
 	return plugins{
 		consts.PluginTypeCredential: {
-			"approle":  factory(approle.Factory),
-			"cert":     factory(cert.Factory),
-			"jwt":      factory(authjwt.Factory),
-			"userpass": factory(userpass.Factory),
+			"approle":    factory(approle.Factory),
+			"cert":       factory(cert.Factory),
+			"jwt":        factory(authjwt.Factory),
+			"kubernetes": factory(authkubernetes.Factory),
+			"userpass":   factory(userpass.Factory),
 		},
 		consts.PluginTypeSecrets: {
+			"aws":      factory(aws.Factory),
 			"kv":       factory(kv.Factory),
 			"pki":      factory(pki.Factory),
 			"rabbitmq": factory(rabbitmq.Factory),
