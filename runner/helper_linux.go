@@ -61,13 +61,14 @@ const (
 )
 
 // deferCollection leaves the garbage of a start alone: a short run ends before it
-// is worth a collection, a longer one collects as ever. Package heap has switched
-// collections off.
+// is worth a collection, a longer one collects as ever, and gives back what the start
+// left. Package heap has switched collections off.
 func deferCollection() {
 	limit := debug.SetMemoryLimit(startHeap) // past it there are collections
 	time.AfterFunc(startTime, func() {
 		debug.SetMemoryLimit(limit)
 		debug.SetGCPercent(collectAt)
+		debug.FreeOSMemory()
 	})
 }
 
@@ -340,6 +341,7 @@ func (h *helper) sandbox() error {
 		return failed("start task", err)
 	}
 	h.started.Store(c.Sandbox)
+	time.AfterFunc(startTime, debug.FreeOSMemory) // a longer run gives back what the start left
 	if err := h.ctl.send(message{Phase: phaseStarted, SandboxPID: c.Sandbox.Getpid()}); err != nil {
 		return err
 	}

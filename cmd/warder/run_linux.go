@@ -155,6 +155,7 @@ func (a *app) run(ctx context.Context, cmd *cobra.Command, f *runFlags, args []s
 	}
 	r.Ready = func(ctx context.Context) (*audit.Log, error) {
 		sweep()
+		defer settle(t.Limits.CPUs)
 		return a.ready(ctx)
 	}
 	r.Outside = a.outside
