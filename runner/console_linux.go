@@ -50,10 +50,21 @@ func (c *consoleListener) master() (*os.File, error) {
 	return files[0], nil
 }
 
-// attach joins the caller's streams with the master of the task's terminal.
-func (u *run) attach(master *os.File) {
+// setConsole keeps the master of the sandbox's terminal; there is a second sandbox
+// when the first one had no network card.
+func (u *run) setConsole(master *os.File) {
+	closeFiles(u.console)
 	u.console = master
 	u.resize()
+}
+
+// attach joins the caller's streams with the terminal of the task that runs.
+func (u *run) attach() {
+	master := u.console
+	if u.t.Terminal == nil || master == nil {
+		return
+	}
+	u.attached = true
 	go func() {
 		for {
 			select {

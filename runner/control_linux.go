@@ -15,6 +15,8 @@ import (
 const (
 	phasePrepared = "prepared" // root, workspace and inputs are in place
 	phaseConsole  = "console"  // with a terminal only: its master comes along
+	phaseNoCard   = "no-card"  // there is no network card, and will be a socket
+	phaseSocket   = "socket"   // a listener for the proxy comes along
 	phaseCreated  = "created"  // sentry and gofer run, the task does not
 	phaseStarted  = "started"  // the task runs
 	phaseExited   = "exited"   // the task and its sandbox are gone; descriptors of /workspace and /out come along
@@ -23,6 +25,7 @@ const (
 // Orders to the helper.
 const (
 	opStart  = "start"
+	opSocket = "socket" // as root this binary comes along
 	opSignal = "signal"
 	opKill   = "kill"
 	opDone   = "done"
@@ -34,12 +37,15 @@ type message struct {
 	SandboxPID int    `json:"sandbox_pid,omitempty"`
 	Status     uint32 `json:"status,omitempty"` // wait status of the task, wait(2)
 	Lost       string `json:"lost,omitempty"`   // process of the sandbox whose death ended the task
+	Why        string `json:"why,omitempty"`    // with phaseNoCard: what is wrong with the network card
 	Err        string `json:"err,omitempty"`
 	Step       string `json:"step,omitempty"` // what was being done when Err happened
 	Code       int    `json:"code,omitempty"` // 126 or 127 when the task could not be executed
 
 	Op     string `json:"op,omitempty"`
 	Signal int    `json:"signal,omitempty"`
+
+	files []*os.File // that came with an order
 }
 
 const maxMessage = 32 << 10
@@ -54,6 +60,9 @@ type control struct {
 func (c *control) send(m message, files ...*os.File) error {
 	if len(m.Err) > 8<<10 {
 		m.Err = m.Err[:8<<10]
+	}
+	if len(m.Why) > 8<<10 {
+		m.Why = m.Why[:8<<10]
 	}
 	b, err := json.Marshal(m)
 	if err != nil {

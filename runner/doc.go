@@ -6,6 +6,9 @@
 // argv[0]) owns the sandbox and nothing else. The sandbox's only network
 // interface is one end of a socketpair whose other end feeds the stack.
 //
+// Where the sentry refuses that interface the run has a Unix socket of the proxy in its
+// place (fallback_linux.go), and says so.
+//
 // Invariants:
 //   - Nothing of the host is mounted writable; inputs are copied, artefacts are
 //     read only after the sandbox is dead, and never through a link.

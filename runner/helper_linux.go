@@ -42,6 +42,9 @@ const helperBase = "/run"
 // Reexec must be the first call of main: when this process was started as a
 // part of a sandbox (helper, sentry or gofer) it does that job and never returns.
 func Reexec() {
+	if isInner(os.Args[0]) {
+		os.Exit(innerMain(os.Args))
+	}
 	switch early.RoleOf(os.Args) {
 	case early.HelperRole:
 		os.Exit(helperMain())
@@ -147,7 +150,9 @@ func (h *helper) run() error {
 // is dead, and everything of the run dies with this process.
 func (h *helper) listen() {
 	for {
-		m, _, err := h.ctl.recv()
+		var err error
+		var m message
+		m, m.files, err = h.ctl.recv()
 		if err != nil {
 			os.Exit(1)
 		}
@@ -290,52 +295,29 @@ func bindReadOnly(source, target string) error {
 
 // sandbox creates, starts and awaits the container, and hands over what it left.
 func (h *helper) sandbox() error {
-	conf, err := runscConfig(h.cfg)
-	if err != nil {
-		return failed("configure gVisor", err)
-	}
-	if err := os.Mkdir(conf.RootDir, 0o700); err != nil {
-		return failed("configure gVisor", err)
-	}
-	spec := buildSpec(h.cfg, helperBase)
-	raw, err := json.Marshal(spec)
-	if err != nil {
-		return failed("specification", err)
-	}
-	if err := os.WriteFile(filepath.Join(helperBase, "config.json"), raw, 0o644); err != nil { // the sentry reads it from there
-		return failed("specification", err)
-	}
-	args := container.Args{ID: h.cfg.ID, Spec: spec, BundleDir: helperBase, Attached: true}
-	var console *consoleListener
-	if h.cfg.Terminal {
-		if console, err = listenConsole(helperBase); err != nil {
-			return failed("terminal", err)
+	if h.cfg.Network == NetworkSocket {
+		if err := h.openSocket(""); err != nil {
+			return failed("proxy's socket", err)
 		}
-		args.ConsoleSocket = console.path
 	}
-	c, err := container.New(conf, args)
+	c, conf, err := h.create()
 	if err != nil {
-		return failed("create sandbox", err)
+		return err
 	}
 	defer func() { _ = c.Destroy() }() // a second call after the one below does nothing
-	if console != nil {
-		master, err := console.master()
-		if err != nil {
-			return failed("terminal", err)
-		}
-		err = h.ctl.send(message{Phase: phaseConsole}, master)
-		_ = master.Close()
-		if err != nil {
-			return err
-		}
-	}
 	if err := h.ctl.send(message{Phase: phaseCreated, SandboxPID: c.Sandbox.Getpid()}); err != nil {
 		return err
 	}
 	if m := <-h.orders; m.Op != opStart {
 		return failed("start", fmt.Errorf("unexpected order %q", m.Op))
 	}
-	task, err := startTask(c, fdLink)
+	task, err := h.start(c, conf)
+	var noCard errNoCard
+	if errors.As(err, &noCard) && h.cfg.Network != NetworkCard {
+		if c, task, err = h.startWithoutCard(c, noCard); c != nil {
+			defer func() { _ = c.Destroy() }()
+		}
+	}
 	if err != nil {
 		h.code = execCode(err)
 		return failed("start task", err)
@@ -353,6 +335,57 @@ func (h *helper) sandbox() error {
 		return failed("destroy sandbox", err)
 	}
 	return h.handOver(message{Phase: phaseExited, Status: uint32(status), Lost: lost})
+}
+
+func (h *helper) start(c *container.Container, conf *config.Config) (*startedTask, error) {
+	if h.cfg.Socket {
+		return startBehindSocket(c, conf)
+	}
+	return startTask(c, fdLink)
+}
+
+// create makes the container, and passes its terminal on.
+func (h *helper) create() (*container.Container, *config.Config, error) {
+	conf, err := runscConfig(h.cfg)
+	if err != nil {
+		return nil, nil, failed("configure gVisor", err)
+	}
+	if err := os.MkdirAll(conf.RootDir, 0o700); err != nil {
+		return nil, nil, failed("configure gVisor", err)
+	}
+	spec := buildSpec(h.cfg, helperBase)
+	raw, err := json.Marshal(spec)
+	if err != nil {
+		return nil, nil, failed("specification", err)
+	}
+	if err := os.WriteFile(filepath.Join(helperBase, "config.json"), raw, 0o644); err != nil { // the sentry reads it from there
+		return nil, nil, failed("specification", err)
+	}
+	args := container.Args{ID: h.cfg.ID, Spec: spec, BundleDir: helperBase, Attached: true}
+	var console *consoleListener
+	if h.cfg.Terminal {
+		if console, err = listenConsole(helperBase); err != nil {
+			return nil, nil, failed("terminal", err)
+		}
+		args.ConsoleSocket = console.path
+	}
+	c, err := container.New(conf, args)
+	if err != nil {
+		return nil, nil, failed("create sandbox", err)
+	}
+	if console == nil {
+		return c, conf, nil
+	}
+	master, err := console.master()
+	if err == nil {
+		err = h.ctl.send(message{Phase: phaseConsole}, master)
+		_ = master.Close()
+	}
+	if err != nil {
+		_ = c.Destroy()
+		return nil, nil, failed("terminal", err)
+	}
+	return c, conf, nil
 }
 
 // handOver sends the descriptors of what the dead sandbox left and waits until
@@ -381,9 +414,14 @@ func runscConfig(c helperConfig) (*config.Config, error) {
 	flags := []string{
 		"--root=" + filepath.Join(helperBase, "s"),
 		"--rootless", "--platform=systrap", "--network=none",
-		"--host-settings=ignore", "--host-uds=none", "--net-raw=false",
+		"--host-settings=ignore", "--net-raw=false",
 		"--overlay2=root:memory,size=" + strconv.FormatInt(c.Overlay, 10),
 		"--ignore-cgroups",
+	}
+	if c.Socket {
+		flags = append(flags, "--host-uds=open") // of all sockets the sandbox sees one, the proxy's
+	} else {
+		flags = append(flags, "--host-uds=none")
 	}
 	if c.Root.Image != "" {
 		flags = append(flags, "--allow-rootfs-tar-annotation")

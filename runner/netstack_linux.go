@@ -43,15 +43,17 @@ type connHandler func(c net.Conn, dst netip.AddrPort)
 
 // network is the host side of one run's only network interface.
 type network struct {
-	stack  *stack.Stack
-	link   *hostLink
-	names  *names
-	dns    *gonet.UDPConn
-	handle connHandler
-	drops  dropCounters
-	open   atomic.Int64
-	wg     sync.WaitGroup
-	once   sync.Once
+	stack   *stack.Stack
+	link    *hostLink
+	names   *names
+	dns     *gonet.UDPConn
+	handle  connHandler
+	socket  net.Listener // nil but in the fallback; set before the task runs
+	drops   dropCounters
+	open    atomic.Int64
+	pending atomic.Pointer[pendingProbe]
+	wg      sync.WaitGroup
+	once    sync.Once
 }
 
 // dropCounters counts what led nowhere, by kind.
@@ -99,7 +101,7 @@ func newNetwork(fd int, handle connHandler) (*network, error) {
 		NetworkProtocols:   []stack.NetworkProtocolFactory{ipv4.NewProtocol},
 		TransportProtocols: []stack.TransportProtocolFactory{tcp.NewProtocol, udp.NewProtocol},
 	})
-	f := &linkFilter{drops: &n.drops}
+	f := &linkFilter{drops: &n.drops, pending: &n.pending}
 	f.Init(n.link, f)
 	if err := n.configure(f); err != nil {
 		n.stack.Close()
@@ -220,6 +222,9 @@ func (n *network) serveDNS() {
 func (n *network) close() {
 	n.once.Do(func() {
 		_ = n.dns.Close()
+		if n.socket != nil {
+			_ = n.socket.Close()
+		}
 		n.stack.Close()
 		n.link.Attach(nil)
 		n.wg.Wait()
@@ -230,7 +235,8 @@ func (n *network) close() {
 // and never seen by the stack.
 type linkFilter struct {
 	nested.Endpoint
-	drops *dropCounters
+	drops   *dropCounters
+	pending *atomic.Pointer[pendingProbe]
 }
 
 // DeliverNetworkPacket implements stack.NetworkDispatcher.
@@ -267,7 +273,9 @@ func (f *linkFilter) pass(proto tcpip.NetworkProtocolNumber, pkt *stack.PacketBu
 		}
 		f.drops.udp.Add(1)
 	case header.ICMPv4ProtocolNumber:
-		f.drops.icmp.Add(1)
+		if !f.pending.Load().answers(ip, pkt) {
+			f.drops.icmp.Add(1)
+		}
 	default:
 		f.drops.other.Add(1)
 	}

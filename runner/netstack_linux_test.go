@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"net"
 	"net/netip"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -161,7 +162,7 @@ func FuzzLink(f *testing.F) {
 			return
 		}
 		drops := &dropCounters{}
-		filter := &linkFilter{drops: drops}
+		filter := &linkFilter{drops: drops, pending: &atomic.Pointer[pendingProbe]{}}
 		proto := header.IPv4ProtocolNumber
 		if b[0]>>4 == 6 {
 			proto = header.IPv6ProtocolNumber

@@ -39,6 +39,8 @@ type Runner struct {
 	// Outside tells what the sandbox's trust depends on; nil: nothing. It is asked
 	// before the sandbox is made, after Open.
 	Outside func(context.Context) Outside
+
+	link func() (host int, guest *os.File, err error) // linkPair, but for a test
 }
 
 // Time allowed for what should take milliseconds.
@@ -53,28 +55,29 @@ const (
 // run is one task under way.
 type run struct {
 	*Runner
-	t       Task
-	ident   identitySet
-	state   *State
-	cg      *runCgroup
-	host    *cgroupHost
-	sess    *broker.Session
-	pr      *proxy.Run
-	net     *network
-	image   *image.Image // nil: the curated root
-	outside Outside
-	audit   *audit.Log // nil until openLog
-	cmd     *exec.Cmd
-	ctl     *control
-	feed    *os.File // write end of the helper's configuration pipe
-	inputs  *os.File // write end of the helper's inputs pipe
-	plan    []inputEntry
-	copied  []audit.File
-	stdin   *os.File
-	console *os.File // master of the task's terminal, when it has one
-	out     *stream
-	errs    *stream
-	exited  chan struct{} // closed when the helper is dead and reaped
+	t        Task
+	ident    identitySet
+	state    *State
+	cg       *runCgroup
+	host     *cgroupHost
+	sess     *broker.Session
+	pr       *proxy.Run
+	net      *network
+	image    *image.Image // nil: the curated root
+	outside  Outside
+	audit    *audit.Log // nil until openLog
+	cmd      *exec.Cmd
+	ctl      *control
+	feed     *os.File // write end of the helper's configuration pipe
+	inputs   *os.File // write end of the helper's inputs pipe
+	plan     []inputEntry
+	copied   []audit.File
+	stdin    *os.File
+	console  *os.File // master of the task's terminal, when it has one
+	attached bool     // the caller's streams are joined with it
+	out      *stream
+	errs     *stream
+	exited   chan struct{} // closed when the helper is dead and reaped
 
 	running chan struct{} // closed when the task runs
 	over    chan struct{} // closed when nothing is left to be ended from outside
@@ -82,6 +85,7 @@ type run struct {
 
 	limits      Limits
 	notEnforced []string
+	network     string // what is in place of the network card; "" is nothing
 	started     time.Time
 	endCause    atomic.Pointer[string] // set by whoever ends the run from outside
 	sandboxPID  atomic.Int64

@@ -14,7 +14,11 @@ import (
 
 // spawn starts the helper with everything that it shares with us.
 func (u *run) spawn() error {
-	hostFD, guest, err := linkPair()
+	pair := u.link
+	if pair == nil {
+		pair = linkPair
+	}
+	hostFD, guest, err := pair()
 	if err != nil {
 		return err
 	}

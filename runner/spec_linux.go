@@ -32,6 +32,8 @@ type helperConfig struct {
 	Tmp       int64    `json:"tmp"`     // bytes of /tmp
 	Overlay   int64    `json:"overlay"` // bytes writable elsewhere in the root
 	HasInputs bool     `json:"has_inputs"`
+	Network   string   `json:"network"` // see NetworkAuto
+	Socket    bool     `json:"socket"`  // no network card; see the fallback
 	Terminal  bool     `json:"terminal"`
 }
 
@@ -76,6 +78,12 @@ func buildSpec(h helperConfig, base string) *specs.Spec {
 		} {
 			s.Annotations[boot.RootfsPrefix+name] = value
 		}
+	}
+	if h.Socket {
+		s.Process.Args = append([]string{path.Join(innerDir, innerWait)}, h.Args...)
+		s.Process.Env = innerEnv(h.Env)
+		s.Process.Rlimits[1] = rlimit("RLIMIT_NPROC", h.NProc+innerThreads)
+		s.Mounts = append(s.Mounts, specs.Mount{Destination: innerDir, Type: "bind", Source: path.Join(base, fallbackName), Options: []string{"ro", "rbind", "nosuid", "nodev"}})
 	}
 	for _, d := range []string{"workspace", "out"} {
 		s.Mounts = append(s.Mounts, specs.Mount{Destination: "/" + d, Type: "bind", Source: path.Join(base, "ws", d), Options: []string{"rw", "rbind", "nosuid", "nodev"}})

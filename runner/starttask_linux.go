@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 	"gvisor.dev/gvisor/pkg/control/client"
+	"gvisor.dev/gvisor/pkg/urpc"
 	"gvisor.dev/gvisor/runsc/boot"
 	"gvisor.dev/gvisor/runsc/config"
 	"gvisor.dev/gvisor/runsc/container"
@@ -24,22 +25,35 @@ func startTask(c *container.Container, fd int) (*startedTask, error) {
 	}
 	if err := conn.Call(boot.ContMgrSetNetworkArgs, linkArgs(fd), nil); err != nil {
 		_ = conn.Close()
-		return nil, fmt.Errorf("network self-test: %w", err)
+		return nil, refusedCard(err)
 	}
 	if err := conn.Call(boot.ContMgrRootContainerStart, &c.ID, nil); err != nil {
 		_ = conn.Close()
-		return nil, err
+		return nil, refusedCard(err)
 	}
 	c.Status = container.Running
+	return awaitOn(conn, c), nil
+}
+
+// await awaits the end of a container that was started otherwise.
+func await(c *container.Container) (*startedTask, error) {
+	conn, err := client.ConnectTo(c.Sandbox.GetControlSocketPath())
+	if err != nil {
+		return nil, fmt.Errorf("connect to sentry: %w", err)
+	}
+	return awaitOn(conn, c), nil
+}
+
+// awaitOn asks at once, on an open connection: a sentry whose task is over ends too,
+// and its own exit code does not say by which signal the task ended.
+func awaitOn(conn *urpc.Client, c *container.Container) *startedTask {
 	t := &startedTask{c: c, told: make(chan struct{})}
-	// Asked at once, on the open connection: a sentry whose task is over ends too,
-	// and its own exit code does not say by which signal the task ended.
 	go func() {
 		defer close(t.told)
 		defer conn.Close()
 		t.err = conn.Call(boot.ContMgrWait, &c.ID, &t.status)
 	}()
-	return t, nil
+	return t
 }
 
 // startedTask is a task that runs.

@@ -29,7 +29,15 @@ func (u *run) supervise(ctx context.Context, res *Result) error {
 		case m.Err != "":
 			return u.helperError(m, res)
 		case m.Phase == phaseConsole && len(files) == 1 && u.t.Terminal != nil:
-			u.attach(files[0])
+			u.setConsole(files[0])
+		case m.Phase == phaseSocket && len(files) == 1:
+			if err := u.useSocket(files[0]); err != nil {
+				return refusef("sandbox: proxy's socket: %w", err)
+			}
+		case m.Phase == phaseNoCard:
+			if err := u.withoutCard(ctx, m.Why); err != nil {
+				return refusef("sandbox: proxy's socket: %w", err)
+			}
 		case m.Phase == phaseCreated:
 			u.sandboxPID.Store(int64(m.SandboxPID))
 			u.trace(phaseCreated)
@@ -46,8 +54,13 @@ func (u *run) supervise(ctx context.Context, res *Result) error {
 			timer.Stop()
 			timer = time.AfterFunc(u.limits.Timeout, func() { u.kill(CauseTimeout) })
 			close(u.running)
+			u.sandboxPID.Store(int64(m.SandboxPID))
 			u.trace(phaseStarted)
+			u.attach()
 			u.feedStdin()
+			if u.t.onStart != nil {
+				go u.t.onStart(u.net.probe)
+			}
 			go u.watchHealth(m.SandboxPID, u.over)
 			if u.watchdogNeeded() {
 				go u.watchMemory(m.SandboxPID, u.over)
@@ -228,7 +241,7 @@ func (u *run) finish(ctx context.Context, res *Result, cause error) error {
 		res.Truncated = res.Truncated || cut
 		errs = append(errs, u.out.failure("stdout"), u.errs.failure("stderr"))
 	}
-	res.NotEnforced = u.notEnforced
+	res.NotEnforced, res.Network = u.notEnforced, u.network
 	if u.sess != nil {
 		res.Credentials = credentialRecords(u.sess.End(ctx))
 	}
@@ -286,7 +299,7 @@ func (u *run) reap() {
 	if !u.orderly { // else the helper has seen sentry and gofer end
 		killTree(u.t.Run.ID, u.ident.uidsInUse())
 	}
-	if u.t.Terminal != nil && u.console == nil {
+	if u.t.Terminal != nil && !u.attached {
 		close(u.out.done) // it never had a terminal to read from
 	}
 	for _, s := range []*stream{u.out, u.errs} {
@@ -320,13 +333,14 @@ func (u *run) recordStart(ctx context.Context) error {
 	if u.Proxy != nil && u.Proxy.Bandwidth() > 0 {
 		limits["bandwidth"] = u.Proxy.Bandwidth()
 	}
-	return u.audit.Append(ctx, &audit.Record{
+	err := u.audit.Append(ctx, &audit.Record{
 		Event: audit.EventRunStart, Run: &ident,
 		RunStart: &audit.RunStart{
 			Argv: u.t.Argv, EnvNames: envNames(u.environment()), Inputs: u.copied,
 			Limits: limits, Image: u.imageRef(),
 		},
 	}).Wait(ctx)
+	return errors.Join(err, u.recordNetwork(ctx))
 }
 
 func (u *run) recordEnd(ctx context.Context, res *Result) error {

@@ -1,6 +1,7 @@
 package runner
 
 import (
+	"context"
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
@@ -25,6 +26,8 @@ type Task struct {
 	Image    string    // reference of the root file system; "" is the host's /usr
 	UIDRange [2]uint32 // first host id and count, used as root
 
+	Network string // NetworkAuto (also ""), NetworkCard or NetworkSocket
+
 	Entrypoint   *string // in place of the image's; "" for none
 	Inputs       []Input
 	InputStdin   io.Reader // what an input named "-" is; nil: there is none
@@ -38,6 +41,9 @@ type Task struct {
 	Stdout, Stderr io.Writer // nil: kept for the JSON result
 	Signals        <-chan os.Signal
 	Trace          func(Phase)
+
+	// Called when the task runs, with what sends a packet there and back.
+	onStart func(probe func(context.Context) error)
 }
 
 // Terminal asks for a pseudo-terminal in place of the task's stdio (pty(7)). Its
@@ -90,6 +96,7 @@ type Result struct {
 	Artifacts   []audit.File
 	Credentials []audit.Credential
 	NotEnforced []string
+	Network     string // what is in place of the network card, and why; "" is nothing
 }
 
 // MarshalJSON gives the documented result object.
@@ -126,6 +133,9 @@ func (r Result) MarshalJSON() ([]byte, error) {
 	}
 	if len(r.NotEnforced) > 0 {
 		m["not_enforced"] = r.NotEnforced
+	}
+	if r.Network != "" {
+		m["network"] = r.Network
 	}
 	putOutput(m, "stdout", r.Stdout)
 	putOutput(m, "stderr", r.Stderr)

@@ -79,7 +79,7 @@ func TestE2EDoctor(t *testing.T) {
 			t.Errorf("%s: no fix: %+v", c.Name, c)
 		}
 	}
-	for _, want := range []string{"binary", "kernel", "user namespaces", "seccomp", "open files", "disk", "clock", "configuration", "policy", "sandbox"} {
+	for _, want := range []string{"binary", "kernel", "user namespaces", "seccomp", "open files", "disk", "clock", "configuration", "policy", "sandbox", "network"} {
 		if seen[want] != runner.CheckOK {
 			t.Errorf("%s: %q", want, seen[want])
 		}

@@ -137,8 +137,8 @@ func newDoctorCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "doctor",
 		Short: "Check what a sandbox needs, with a fix for each failing line",
-		Long: `Doctor checks the host, the configuration and the policy, and runs /bin/true in a
-sandbox. With --trust it tries the HTTPS clients of a root file system instead, and
+		Long: `Doctor checks the host, the configuration and the policy, and tests a
+sandbox and its network. With --trust it tries the HTTPS clients of a root file system instead, and
 prints which of them believe the CA of their run, and the variables that are set.
 Exit codes: 0 everything needed is there, 2 something is missing.`,
 		Example: "  warder doctor\n  warder doctor -o json\n  warder doctor --trust --image registry.example/python:3",
@@ -150,7 +150,7 @@ Exit codes: 0 everything needed is there, 2 something is missing.`,
 			checks := runner.CheckHost("/proc", config.StateDir())
 			checks = append(checks, checkSettings(file)...)
 			if runner.Verdict(checks) == nil {
-				checks = append(checks, checkSandbox(file))
+				checks = append(checks, checkSandbox(file)...)
 			}
 			err := printAs(cmd.OutOrStdout(), output, checks, func(w io.Writer) {
 				for _, c := range checks {
@@ -200,22 +200,22 @@ func checkSettings(file string) []runner.Check {
 }
 
 // checkSandbox runs a command that does nothing.
-func checkSandbox(file string) runner.Check {
+func checkSandbox(file string) []runner.Check {
 	c := runner.Check{Name: "sandbox", Status: runner.CheckFail, Fix: "see the detail; the checks above passed"}
 	ctx := context.Background()
 	a, err := openApp(ctx, appOptions{config: file, stderr: io.Discard})
 	if err != nil {
 		c.Detail = err.Error()
-		return c
+		return []runner.Check{c}
 	}
 	r := &runner.Runner{Proxy: a.proxy, Broker: a.broker, State: a.state, Log: a.log, Ready: a.ready}
-	res, err := r.Run(ctx, runner.Task{
-		Run: identity.Run{ID: identity.NewRunID(), Task: "doctor", User: callerName()}, Argv: []string{"/bin/true"},
-		UIDRange: a.cfg.Sandbox.UIDRange, Limits: runner.Limits{Timeout: time.Minute},
+	checks := r.SelfTest(ctx, runner.Task{
+		Run:      identity.Run{ID: identity.NewRunID(), Task: "doctor", User: callerName()},
+		UIDRange: a.cfg.Sandbox.UIDRange, Network: a.cfg.Sandbox.Network, Limits: runner.Limits{Timeout: time.Minute},
 	})
-	if err = errors.Join(err, a.close()); err != nil || res.ExitCode != 0 {
-		c.Detail = fmt.Sprintf("exit code %d: %v", res.ExitCode, err)
-		return c
+	if err := a.close(); err != nil {
+		c.Detail = err.Error()
+		return []runner.Check{c}
 	}
-	return runner.Check{Name: "sandbox", Status: runner.CheckOK, Detail: fmt.Sprintf("ran /bin/true in %s", res.Duration.Round(time.Millisecond))}
+	return checks
 }

@@ -186,6 +186,9 @@ func outcome(res runner.Result, err error, stderr io.Writer) error {
 	if err != nil {
 		return &exitError{res.ExitCode, withHint(fmt.Errorf("run %s: %w", res.RunID, err))}
 	}
+	if why, failed := strings.CutPrefix(res.Network, runner.NetworkSocket+": "); failed {
+		fmt.Fprintf(stderr, "warder: the run had no network card (%s), and a Unix socket in its place; hint: warder doctor\n", why)
+	}
 	switch res.Cause {
 	case runner.CauseTimeout:
 		fmt.Fprintln(stderr, "warder: the time limit ended the run; hint: --timeout")
@@ -202,7 +205,7 @@ func outcome(res runner.Result, err error, stderr io.Writer) error {
 func (a *app) task(cmd *cobra.Command, f *runFlags, args []string) (runner.Task, error) {
 	t := runner.Task{
 		Run:  identity.Run{ID: identity.NewRunID(), Task: f.task, Agent: f.agent, User: callerName()},
-		Argv: args, Workdir: f.workdir, User: f.user, UIDRange: a.cfg.Sandbox.UIDRange,
+		Argv: args, Workdir: f.workdir, User: f.user, UIDRange: a.cfg.Sandbox.UIDRange, Network: a.cfg.Sandbox.Network,
 		Image: f.image, Artifacts: f.artifacts, ArtifactsDir: f.artifactsDir, Credentials: f.credentials, Limits: a.limits(cmd, f),
 	}
 	var err error

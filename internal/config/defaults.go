@@ -23,6 +23,13 @@ const (
 	LimitsStrict     = "strict"      // what cannot be enforced is refused
 )
 
+// Values of sandbox.network.
+const (
+	NetworkAuto   = "auto"   // default: a network card of the sandbox's own, or else a Unix socket, said loudly
+	NetworkCard   = "card"   // the card, or no run
+	NetworkSocket = "socket" // the Unix socket
+)
+
 // Values of audit.durable.
 const (
 	DurableAll          = "all" // default: every reservation is on disk before its first byte leaves

@@ -45,7 +45,7 @@ credentials:
     source: {local: {command: [./bin/token, --print]}}
     inject: {query: key}
     hosts: [a.example]
-sandbox: {cpus: 1.5, memory: 1Gi, pids: 64, disk: 2048Mi, timeout: 1h30m, limits: strict, uid_range: [300000, 1000]}
+sandbox: {cpus: 1.5, memory: 1Gi, pids: 64, disk: 2048Mi, timeout: 1h30m, limits: strict, network: card, uid_range: [300000, 1000]}
 proxy:
   upstream: {ca_files: [up.pem], hosts: {api.internal.example: 10.1.2.3, b.example: "127.0.0.1:8443"}, resolver: "127.0.0.1:53", via: "http://proxy.example:3128", allow_addresses: ["10.1.2.3:443", "b.example=127.0.0.1:8443"]}
   listen: 127.0.0.1:3129
@@ -213,6 +213,7 @@ var faultCases = []struct{ name, text, want string }{
 	{"bundle polled too often", "version: 1\npolicy: {bundle: {url: \"https://a.example/\", key_file: k, poll: 1ms}}\n", "2:65: policy.bundle.poll must be at least"},
 	{"bundle that is always too old", "version: 1\npolicy: {bundle: {url: \"https://a.example/\", key_file: k, max_age: 1s}}\n", "2:68: policy.bundle.max_age must not be shorter"},
 	{"audit.durable", "version: 1\naudit: {durable: none}\n", `2:18: audit.durable must be all or credentialed, not "none"`},
+	{"sandbox.network", "version: 1\nsandbox: {network: host}\n", `2:20: sandbox.network must be auto or card or socket, not "host"`},
 	{"sandbox.limits", "version: 1\nsandbox: {limits: hard}\n", `2:19: sandbox.limits must be best-effort or strict`},
 	{"memory without a size", "version: 1\nsandbox: {memory: 12Q}\n", `2:19: "sandbox.memory": "12Q": not a size`},
 	{"memory too small", "version: 1\nsandbox: {memory: 1k}\n", "2:19: sandbox.memory must be at least 16Mi"},

@@ -206,6 +206,7 @@ type Sandbox struct {
 	Disk     Size      `yaml:"disk"`
 	Timeout  Duration  `yaml:"timeout"`
 	Limits   string    `yaml:"limits"`    // best-effort (default) | strict
+	Network  string    `yaml:"network"`   // auto (default) | card | socket
 	UIDRange [2]uint32 `yaml:"uid_range"` // first id, count
 }
 

@@ -261,6 +261,7 @@ func (v *checker) sandbox(s Sandbox) {
 		v.fault("sandbox.pids", "", "sandbox.pids must be between 1 and %d", 1<<22)
 	}
 	v.oneOf("sandbox.limits", s.Limits, LimitsBestEffort, LimitsStrict)
+	v.oneOf("sandbox.network", s.Network, NetworkAuto, NetworkCard, NetworkSocket)
 	if !v.has("sandbox.uid_range") {
 		return
 	}
