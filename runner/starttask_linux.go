@@ -75,6 +75,9 @@ func (t *startedTask) wait() (status unix.WaitStatus, lost string, err error) {
 	if err != nil {
 		return 0, "", err
 	}
+	if lost == "" && wasKilled(t.c.GoferPid.Load()) {
+		lost = "gofer" // its files are closed before it is dead: the sentry may be quicker
+	}
 	if t.err == nil {
 		return t.status, lost, nil
 	}
