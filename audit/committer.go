@@ -3,6 +3,8 @@ package audit
 import (
 	"errors"
 	"runtime"
+	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -12,34 +14,46 @@ const (
 	maxUnsynced = 1 << 20 // bytes that relaxed records may leave to the kernel
 	frameBytes  = 512     // what a line is longer than its body, at most
 
-	idleTick        = time.Second            // between looks at an idle stream
 	unsyncedTick    = 200 * time.Millisecond // longest time that relaxed records wait for fdatasync
-	checkpointEvery = 60                     // idle ticks between checkpoints of a growing stream
-	spaceEvery      = 30                     // idle ticks between looks at the free space
+	beats           = 5                      // of unsyncedTick, from one look at a stream to the next
+	checkpointEvery = 60                     // looks between checkpoints of a growing stream
+	spaceEvery      = 30                     // looks between those at the free space
+
+	quickDisk = 2 * time.Millisecond // an fdatasync that its waiter may do itself
 )
 
-// committer is the only writer of a stream: one goroutine, from Open to Close. While the
-// disk syncs one flight of lines, the next is made and written, so that a line waits for
-// the rest of one fdatasync and for its own.
+// committer is the only writer of a stream, from Open to Close: whoever holds mu, which is
+// its goroutine, or a caller that leads. While the disk syncs one flight of lines, the
+// next is made and written, so that a line waits for the rest of one fdatasync and for its
+// own.
 type committer struct {
-	l       *Log
-	s       *stream
-	group   group
-	written flight     // in the kernel; the next fdatasync is theirs
-	syncing flight     // what the fdatasync under way is for
-	arrived flight     // synced, and not answered for yet
-	spare   flight     // empty, for its room
-	busy    bool       // an fdatasync is under way; its outcome comes from synced
-	synced  chan error // capacity 1
-	pending pending
-	kept    []*entry // closing records that could not be written yet; their futures are answered
-	full    error    // why there is no next segment
-	refused refusal
-	low     bool   // little space was said
-	signed  uint64 // size of the stream at the last checkpoint
-	ranEnd  bool   // a run has ended since: sign at the next tick, unless Close comes first
-	ticks   int
-	ended   bool
+	l        *Log
+	mu       sync.Mutex
+	s        *stream
+	group    group
+	written  flight        // in the kernel; the next fdatasync is theirs
+	syncing  flight        // what the fdatasync under way is for
+	arrived  flight        // synced, and not answered for yet
+	spare    flight        // empty, for its room
+	busy     bool          // an fdatasync is under way
+	alone    bool          // a caller leads: the fdatasync is its own to do
+	led      bool          // the fdatasync under way is a leader's, who waits for nobody
+	outcomes chan error    // of the fdatasync under way; capacity 1
+	synced   chan struct{} // outcomes has one that is not a leader's; capacity 1
+	slow     atomic.Bool   // the last fdatasync took longer than quickDisk
+	room     []*entry      // for the next batch
+	timer    *time.Timer
+	hasty    bool // timer is set for relaxed records
+	beat     int  // since the last tick
+	pending  pending
+	kept     []*entry // closing records that could not be written yet; their futures are answered
+	full     error    // why there is no next segment
+	refused  refusal
+	low      bool   // little space was said
+	signed   uint64 // size of the stream at the last checkpoint
+	ranEnd   bool   // a run has ended since: sign at the next tick, unless Close comes first
+	ticks    int
+	ended    bool
 }
 
 // group is the lines that one call writes.
@@ -60,38 +74,67 @@ type refusal struct {
 }
 
 func newCommitter(l *Log, s *stream) *committer {
-	return &committer{l: l, s: s, synced: make(chan error, 1), pending: newPending()}
+	return &committer{l: l, s: s, outcomes: make(chan error, 1), synced: make(chan struct{}, 1), timer: time.NewTimer(beats * unsyncedTick), pending: newPending()}
 }
 
 func (c *committer) run() {
 	defer close(c.l.done)
+	defer c.timer.Stop()
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	c.checkSpace()
-	timer := time.NewTimer(idleTick)
-	defer timer.Stop()
-	var room []*entry // for the next batch
 	for !c.ended {
 		if c.l.settle(c.busy) {
 			c.l.signal()
 		}
+		c.mu.Unlock()
 		select {
-		case err := <-c.synced:
-			room = c.landed(err, room)
+		case <-c.synced:
+			c.mu.Lock()
+			c.landedOf()
 			continue
 		case <-c.l.wake:
-		case <-timer.C:
-			c.tick()
+			runtime.Gosched() // whom the last group woke may come along at once
+			c.mu.Lock()
+		case <-c.timer.C:
+			c.mu.Lock()
+			c.beaten()
 		}
-		runtime.Gosched() // whom the last group woke may come along at once
-		batch := c.l.take(room)
-		c.work(batch)
-		clear(batch)
-		room = batch
-		if len(c.written.entries) > 0 {
-			timer.Reset(unsyncedTick)
-		} else {
-			timer.Reset(idleTick)
-		}
+		c.takeIn()
+		c.hasten()
 	}
+}
+
+// takeIn works on what has come.
+func (c *committer) takeIn() {
+	batch := c.l.take(c.room)
+	c.room = nil
+	c.work(batch)
+	clear(batch)
+	c.room = batch
+}
+
+// hasten has relaxed records synced in time.
+func (c *committer) hasten() {
+	if len(c.written.entries) > 0 && !c.hasty {
+		c.hasty = true
+		c.timer.Reset(unsyncedTick)
+	}
+}
+
+// beaten is the timer's doing.
+func (c *committer) beaten() {
+	if !c.hasty {
+		c.beat = beats
+	}
+	c.hasty = false
+	if c.beat++; c.beat >= beats {
+		c.beat = 0
+		c.tick()
+	} else {
+		_ = c.flushAll() // who waits for it is told
+	}
+	c.timer.Reset(beats * unsyncedTick)
 }
 
 // work commits records and does tasks in the order they came.

@@ -1,6 +1,10 @@
 package audit
 
-import "golang.org/x/mod/sumdb/tlog"
+import (
+	"time"
+
+	"golang.org/x/mod/sumdb/tlog"
+)
 
 // cargo is lines of the chain that nobody was told of yet.
 type cargo struct {
@@ -83,24 +87,91 @@ func (c *committer) launchIfDue() {
 func (c *committer) launch() {
 	c.syncing, c.written, c.spare = c.written, c.spare, flight{}
 	c.busy = true
+	if c.alone {
+		return // it is done when there is nothing else to do
+	}
 	seg := c.s.seg
-	go func() { c.synced <- seg.Datasync() }()
+	go func() {
+		c.outcomes <- c.datasync(seg)
+		select {
+		case c.synced <- struct{}{}:
+		default: // of one that somebody has waited for
+		}
+	}()
+}
+
+// datasync remembers whether the disk is quick.
+func (c *committer) datasync(seg Handle) error {
+	began := time.Now()
+	err := seg.Datasync()
+	c.slow.Store(time.Since(began) > quickDisk)
+	return err
+}
+
+// outcome waits for the fdatasync under way.
+func (c *committer) outcome() error {
+	if c.alone {
+		return c.datasync(c.s.seg)
+	}
+	c.led = false
+	return <-c.outcomes
+}
+
+// landedOf is landed of the fdatasync that synced tells of, unless somebody needed to
+// know sooner.
+func (c *committer) landedOf() {
+	if !c.busy || c.led {
+		return
+	}
+	select {
+	case err := <-c.outcomes:
+		c.landed(err)
+	default: // it is of one before
+	}
+}
+
+// lead is the committer's work in the caller's goroutine, which waits for a record: no
+// other need be woken, neither to write nor to tell of the end. It does nothing, and says
+// so, unless it is the only one at it.
+func (c *committer) lead() (led bool) {
+	if c.slow.Load() || !c.mu.TryLock() {
+		return false
+	}
+	defer c.mu.Unlock()
+	if c.busy || c.ended {
+		return false
+	}
+	c.alone = true
+	c.takeIn()
+	c.alone = false
+	if c.busy {
+		c.l.settle(true)
+		c.led = true
+		seg := c.s.seg
+		c.mu.Unlock() // meanwhile the next group is made by others
+		c.outcomes <- c.datasync(seg)
+		c.mu.Lock()
+		if c.led { // else somebody needed to know sooner
+			c.landed(c.outcome())
+		}
+	}
+	if c.l.settle(c.busy) {
+		c.l.signal()
+	}
+	c.hasten()
+	return true
 }
 
 // landed takes in the outcome of the fdatasync under way, and sends what has come
-// meanwhile on before it wakes anybody: the disk is what there is to wait for. It takes
-// room for the next batch, and returns what is free for the one after.
-func (c *committer) landed(err error, room []*entry) []*entry {
+// meanwhile on before it wakes anybody: the disk is what there is to wait for.
+func (c *committer) landed(err error) {
 	if c.land(err) != nil {
-		return room
+		return
 	}
-	batch := c.l.take(room)
-	c.work(batch)
-	clear(batch)
+	c.takeIn()
 	_ = c.flush() // who waits for it is told
 	c.launchIfDue()
 	c.deliver()
-	return batch
 }
 
 // land takes the outcome of the fdatasync under way into the state.
@@ -171,7 +242,7 @@ func (c *committer) drain() error {
 		if !c.busy {
 			c.launch()
 		}
-		if err := c.land(<-c.synced); err != nil {
+		if err := c.land(c.outcome()); err != nil {
 			return err
 		}
 		c.deliver()

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/semaphore"
@@ -44,9 +45,13 @@ var ErrClosed = errors.New("audit: the log is closed")
 // maxQueue is how many bytes of records may wait for the disk. Append blocks beyond.
 const maxQueue = 8 << 20
 
-// calmQueue is how many entries wait for the committer while the disk is at work, before
-// it makes them into lines: waking it for each would cost more than the lines.
+// calmQueue is how many entries wait for the committer while the disk is at work, or
+// while nobody waits for them, before it makes them into lines: waking it for each would
+// cost more than the lines.
 const calmQueue = 16
+
+// lingers is the longest time that an entry waits for the next that somebody waits for.
+const lingers = 2 * time.Millisecond
 
 // entryBytes is what an entry takes beside its body, about, in bytes.
 const entryBytes = 512
@@ -62,9 +67,15 @@ type Log struct {
 
 	inputs *inputStore
 
+	told atomic.Bool // somebody is about to take the queue
+
 	mu     sync.Mutex
 	queue  []*entry
-	calm   bool // the committer need not be woken before calmQueue entries wait
+	since  time.Time   // when the first of queue came
+	linger *time.Timer // has the queue taken when nobody waits for what is in it
+	armed  bool        // linger runs
+	calm   bool        // the disk is at work: the queue is taken afterwards
+	wanted bool        // somebody waits for an entry of queue
 	closed bool
 	fault  error // why the last batch failed; nil when none did since the last success
 }
@@ -78,7 +89,6 @@ type entry struct {
 	room    *[]byte
 	at      time.Time
 	relaxed bool // answered for once the kernel has it
-	urgent  bool // relaxed, and somebody waits for it
 	weight  int64
 	task    func() error // instead of a record
 }
@@ -137,6 +147,8 @@ func Open(ctx context.Context, o Options) (*Log, error) {
 		wake: make(chan struct{}, 1), done: make(chan struct{}),
 	}
 	l.c = newCommitter(l, s)
+	l.linger = time.AfterFunc(time.Hour, l.lingered)
+	l.linger.Stop()
 	l.inputs = newInputStore(&l.o, s.name, l.tellDropped)
 	go l.c.run()
 	return l, nil
@@ -219,7 +231,8 @@ func register(o *Options, r *registry) (*stream, []*stream, error) {
 }
 
 // Append queues r, in the order of the calls, and returns at once unless maxQueue bytes
-// wait already. The future resolves to nil when r is durable, else to the reason; a
+// wait already. It goes to the disk when its future or a later one is waited for, within
+// 2 ms in any case. The future resolves to nil when r is durable, else to the reason; a
 // record whose future failed may become durable all the same, and one that closes a
 // reservation or a run is written as soon as the disk allows. r must not be changed
 // afterwards.
@@ -230,7 +243,7 @@ func (l *Log) Append(ctx context.Context, r *Record) *Future { return l.add(ctx,
 // Under DurableAll it is Append.
 func (l *Log) AppendRelaxed(ctx context.Context, r *Record) *Future {
 	waits := l.o.Durable == DurableCredentialed
-	return l.add(ctx, &entry{rec: r, relaxed: waits, urgent: waits})
+	return l.add(ctx, &entry{rec: r, relaxed: waits, Future: Future{urgent: waits}})
 }
 
 func (l *Log) add(ctx context.Context, e *entry) *Future {
@@ -256,14 +269,60 @@ func (l *Log) enqueue(ctx context.Context, e *entry) error {
 		l.sem.Release(e.weight)
 		return ErrClosed
 	}
-	e.at = l.o.Clock()
+	e.at, e.log = l.o.Clock(), l
 	l.queue = append(l.queue, e)
-	due := len(l.queue) == 1 && !l.calm || len(l.queue) == calmQueue || e.urgent
+	due := len(l.queue) == calmQueue && !l.told.Load()
+	switch {
+	case due:
+		l.told.Store(true)
+	case len(l.queue) == 1:
+		l.since = time.Now()
+		if !l.armed {
+			l.armed = true
+			l.linger.Reset(lingers)
+		}
+	}
 	l.mu.Unlock()
-	if due { // else the committer was told already, or comes by itself
+	if due {
 		l.signal()
 	}
 	return nil
+}
+
+// press sees to it that an entry somebody waits for is written without delay: by the
+// caller itself if nobody else is at it.
+func (l *Log) press(f *Future) {
+	if l.told.Load() { // the entry is in the queue that is about to be taken
+		return
+	}
+	l.mu.Lock()
+	due := len(l.queue) > 0 && !l.told.Load() && (!l.calm || f.urgent || len(l.queue) >= calmQueue)
+	if due {
+		l.told.Store(true)
+	}
+	l.wanted = len(l.queue) > 0
+	l.mu.Unlock()
+	if due && !l.c.lead() {
+		l.signal()
+	}
+}
+
+// lingered has the queue taken, for which nobody has waited in time.
+func (l *Log) lingered() {
+	l.mu.Lock()
+	left := lingers - time.Since(l.since)
+	l.armed = len(l.queue) > 0 && left > 0
+	due := len(l.queue) > 0 && left <= 0
+	if l.armed {
+		l.linger.Reset(left) // those that it was set for went with another
+	}
+	if due {
+		l.told.Store(true)
+	}
+	l.mu.Unlock()
+	if due {
+		l.signal()
+	}
 }
 
 func (l *Log) signal() {
@@ -279,16 +338,18 @@ func (l *Log) take(room []*entry) []*entry {
 	defer l.mu.Unlock()
 	q := l.queue
 	l.queue = room[:0]
+	l.told.Store(false)
+	l.wanted = false
 	return q
 }
 
-// settle says whether the committer, which has work for now, need not be woken for a few
-// entries; if it need be, ready says that some came already.
+// settle says whether the disk is at work, so that nobody need be told of a few entries;
+// if it is not, ready says that somebody waits already.
 func (l *Log) settle(calm bool) (ready bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.calm = calm
-	return !calm && len(l.queue) > 0
+	return !calm && l.wanted && len(l.queue) > 0
 }
 
 func isID(s string) bool {
@@ -353,6 +414,7 @@ func (l *Log) ask(ctx context.Context, last bool, task func() error) error {
 	}
 	l.closed = last
 	l.queue = append(l.queue, e)
+	l.told.Store(true)
 	l.mu.Unlock()
 	l.signal()
 	if err := e.Wait(ctx); err != nil || !last {

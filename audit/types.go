@@ -179,6 +179,8 @@ type Future struct {
 	resolved bool
 	err      error         // once resolved
 	done     chan struct{} // made by the first Wait that has to wait, closed when resolved
+	log      *Log          // whom to press; nil for what is resolved from the start
+	urgent   bool          // whoever waits wants the record written, not durable
 }
 
 // Failed returns a future that has already failed with err.
@@ -201,8 +203,12 @@ func (f *Future) answer(err error) {
 
 // Wait returns nil once the record is on disk (fdatasync has returned), the
 // writer's error, or the context's. A record whose Wait was cut short by the
-// context may still become durable.
+// context may still become durable. While the disk is quick and nobody else writes, the
+// caller writes and syncs itself, and the context is looked at afterwards.
 func (f *Future) Wait(ctx context.Context) error {
+	if f.log != nil {
+		f.log.press(f)
+	}
 	f.mu.Lock()
 	if f.resolved {
 		f.mu.Unlock()

@@ -24,8 +24,8 @@ type Decider interface {
 // Recorder keeps records. *audit.Log implements it. Append resolves once the
 // record is durable, AppendRelaxed once it is written; Durable says which of
 // the two a reservation without a credential may use ("all" or "credentialed").
-// AppendBehind is for what nobody waits for: it is written at once, and durable
-// with what is waited for next.
+// AppendBehind is for what nobody waits for: it is written with what is waited for
+// next, or soon.
 type Recorder interface {
 	Append(ctx context.Context, r *audit.Record) *audit.Future
 	AppendRelaxed(ctx context.Context, r *audit.Record) *audit.Future

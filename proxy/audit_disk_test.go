@@ -29,6 +29,7 @@ type disk struct {
 	every   int // each so-maniest call fails; 0: none
 	calls   int
 	hits    int
+	gate    chan struct{}   // writes wait for it, once a reservation has been written
 	written map[string]bool // paths whose reservation the kernel has
 	synced  map[string]bool // paths whose reservation fdatasync has confirmed
 }
@@ -39,6 +40,24 @@ func (d *disk) set(op string, err error, every int) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.op, d.err, d.every, d.calls = op, err, every, 0
+}
+
+// hold has the kernel take nothing after the next reservation until release.
+func (d *disk) hold() (release func()) {
+	gate := make(chan struct{})
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.gate = gate
+	return sync.OnceFunc(func() { close(gate) })
+}
+
+func (d *disk) held() {
+	d.mu.Lock()
+	gate, any := d.gate, len(d.written) > 0
+	d.mu.Unlock()
+	if gate != nil && any {
+		<-gate
+	}
 }
 
 func (d *disk) faults() int {
@@ -102,6 +121,9 @@ func (f *diskFile) WriteAt(b []byte, off int64) (int, error) {
 		return f.Handle.WriteAt(b[:len(b)/2], off)
 	} else if err != nil {
 		return 0, err
+	}
+	if f.segment {
+		f.d.held()
 	}
 	n, err := f.Handle.WriteAt(b, off)
 	if err == nil && f.segment {

@@ -25,7 +25,6 @@ import (
 type Proxy struct {
 	policy  func() Decider
 	audit   Recorder
-	behind  *behind
 	log     *slog.Logger
 	clock   func() time.Time
 	limits  Limits
@@ -75,7 +74,6 @@ func New(o Options) (*Proxy, error) {
 		p.clock = time.Now
 	}
 	p.metrics = p.newMetrics()
-	p.behind = newBehind(p.audit)
 	p.dialer = newDialer(up, p.limits.DialTimeout, p.buffers)
 	p.dialer.panicked = p.panicked
 	p.forward = p.newForwarder()
@@ -194,8 +192,6 @@ func (p *Proxy) Close(ctx context.Context) error {
 	_ = p.feed.Close()
 	errs = append(errs, p.server.Close())
 	<-p.served
-	p.behind.timer.Stop()
-	p.behind.flush()
 	return errors.Join(errs...)
 }
 

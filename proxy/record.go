@@ -18,7 +18,6 @@ func (x *exchange) reserve(r *http.Request) *refusal {
 	rec := x.record(audit.StageReserved)
 	rec.Verdict = verdictAllow
 	x.reserved = true
-	x.p.behind.flush()
 	fut := x.append(r.Context(), rec)
 	if fut == nil {
 		return refuse(reasonAuditUnavailable, "the record could not be written")
@@ -88,12 +87,12 @@ func (x *exchange) complete() {
 		rec.Response = &audit.Response{Status: x.status, Bytes: x.received.Load(), Scrubbed: x.scrubbed()}
 	}
 	x.p.metrics.count(rec)
-	if x.reserved {
-		x.p.behind.add(x.run, rec)
-		return
-	}
 	// The client may be gone; the record is not its business.
-	if fut := x.append(context.WithoutCancel(x.run.ctx), rec); fut != nil {
+	ctx, add := context.WithoutCancel(x.run.ctx), x.append
+	if x.reserved {
+		add = x.p.audit.AppendBehind
+	}
+	if fut := add(ctx, rec); fut != nil {
 		x.run.keepFuture(fut)
 	}
 }

@@ -215,7 +215,6 @@ func (r *Run) Close(ctx context.Context) error {
 		return fmt.Errorf("proxy: close run %s: %w", r.identity(), ctx.Err())
 	}
 	r.p.dropRun(r)
-	r.p.behind.flush()
 	r.mu.Lock()
 	last := r.last
 	for _, t := range r.transports {

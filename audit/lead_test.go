@@ -1,0 +1,174 @@
+package audit
+
+import (
+	"errors"
+	"fmt"
+	"runtime/debug"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// bySelf says whether a call of op came from the goroutine that waits for a record.
+func bySelf(f *faulty, op string) func() (self, other int) {
+	var self, other int
+	f.set(func(_ int, got, _ string) error {
+		if got == op {
+			if strings.Contains(string(debug.Stack()), "(*Future).Wait") {
+				self++
+			} else {
+				other++
+			}
+		}
+		return nil
+	})
+	return func() (int, int) {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		return self, other
+	}
+}
+
+// hold keeps the timer of the queue from doing what the rest of the test is about.
+func (g *rig) hold() {
+	g.Log.mu.Lock()
+	defer g.Log.mu.Unlock()
+	g.linger.Stop()
+	g.armed = true
+}
+
+// Whoever waits alone, on a quick disk, does the work; on a slow one it would not see its
+// context end.
+func TestAWaiterWritesAndSyncsItself(t *testing.T) {
+	for _, slow := range []bool{false, true} {
+		t.Run(fmt.Sprint("slow=", slow), func(t *testing.T) {
+			fsys := &faulty{}
+			g := start(t, Options{FS: fsys})
+			g.must(t, g.reserved("q0"))
+			g.hold()
+			g.c.slow.Store(slow)
+			calls := bySelf(fsys, "fdatasync")
+			g.must(t, g.reserved("q1"))
+			if self, other := calls(); slow && self > 0 || !slow && (self != 1 || other > 0) {
+				t.Errorf("fdatasync by the waiter %d, by another %d", self, other)
+			}
+			fsys.set(nil)
+			g.close(t)
+			wantVerdict(t, g.dir, VerdictComplete)
+		})
+	}
+}
+
+// Nobody need wait for a record for it to be written.
+func TestWhatNobodyWaitsForIsWrittenSoon(t *testing.T) {
+	g := start(t, Options{Durable: DurableCredentialed})
+	g.Append(t.Context(), g.reserved("q1"))
+	g.AppendRelaxed(t.Context(), g.reserved("q2"))
+	g.AppendBehind(t.Context(), g.completed("q1"))
+	for limit := time.Now().Add(10 * time.Second); len(records(t, g.dir, Filter{})) < 3; time.Sleep(time.Millisecond) {
+		if time.Now().After(limit) {
+			t.Fatal("they were not written")
+		}
+	}
+	if lingers > 10*time.Millisecond {
+		t.Errorf("it may take %v", lingers)
+	}
+}
+
+// What is written behind costs no write and no sync of its own.
+func TestTheEndOfARequestGoesWithTheNextReservation(t *testing.T) {
+	fsys := &faulty{}
+	g := start(t, Options{FS: fsys})
+	g.must(t, g.reserved("q1"))
+	g.hold()
+	before := len(fsys.calls)
+	end := g.AppendBehind(t.Context(), g.completed("q1"))
+	g.must(t, g.reserved("q2"))
+	if err := end.Wait(t.Context()); err != nil {
+		t.Error(err)
+	}
+	var writes, syncs int
+	for _, call := range fsys.calls[before:] {
+		op, _, _ := strings.Cut(call, " ")
+		if op == "write" {
+			writes++
+		}
+		if op == "fdatasync" {
+			syncs++
+		}
+	}
+	if writes != 1 || syncs != 1 {
+		t.Errorf("%d writes and %d syncs: %q", writes, syncs, fsys.calls[before:])
+	}
+}
+
+// The log is asked to sync, or closed, while a waiter syncs: it learns the outcome from
+// that waiter, and nobody is told of success when there was none.
+func TestTheLogIsAskedWhileAWaiterSyncs_F159(t *testing.T) {
+	for _, outcome := range []error{nil, syscall.EIO} {
+		for _, ask := range []string{"checkpoint", "close"} {
+			t.Run(fmt.Sprint(ask, " ", outcome), func(t *testing.T) {
+				fsys := &faulty{}
+				g := start(t, Options{FS: fsys})
+				g.must(t, g.reserved("q0"))
+				g.hold()
+				g.c.slow.Store(false)
+				h := holdSync(fsys, "", nil)
+				first, asked := make(chan error, 1), make(chan error, 1)
+				go func() { first <- g.Append(t.Context(), g.reserved("q1")).Wait(t.Context()) }()
+				<-h.began
+				go func() {
+					if ask == "close" {
+						asked <- g.Close(t.Context())
+					} else {
+						asked <- g.Checkpoint(t.Context())
+					}
+				}()
+				select {
+				case err := <-asked:
+					t.Fatalf("%s ended before the disk did: %v", ask, err)
+				case <-time.After(20 * time.Millisecond):
+				}
+				h.outcome <- outcome
+				if err := <-first; !errors.Is(err, outcome) {
+					t.Errorf("the waiter was told %v", err)
+				}
+				<-asked // it may say the disk's error once
+				g.close(t)
+				rep := wantVerdict(t, g.dir, VerdictComplete)
+				found := false
+				for _, r := range records(t, g.dir, Filter{}) {
+					found = found || r.Request != nil && r.Request.ID == "q1"
+				}
+				if found != (outcome == nil) {
+					t.Errorf("q1 is in the log: %v; %+v", found, rep)
+				}
+			})
+		}
+	}
+}
+
+// A busy stream is signed for, and synced, no less often than an idle one.
+func TestABusyStreamIsLookedAtToo(t *testing.T) {
+	fsys := &faulty{}
+	g := start(t, Options{FS: fsys, Durable: DurableCredentialed})
+	g.must(t, g.reserved("q0"))
+	before := len(fsys.calls)
+	limit := time.Now().Add(30 * time.Second)
+	for i := 0; ; i++ {
+		if err := g.AppendRelaxed(t.Context(), g.reserved(fmt.Sprint("r", i))).Wait(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		fsys.mu.Lock()
+		synced := strings.Contains(strings.Join(fsys.calls[before:], "\n"), "fdatasync")
+		fsys.mu.Unlock()
+		if synced {
+			return
+		}
+		if time.Now().After(limit) {
+			t.Fatal("relaxed records that keep coming are never synced")
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
