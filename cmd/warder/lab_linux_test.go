@@ -51,7 +51,7 @@ const allowedHost = "api.allowed.test"
 
 // lab is one caller's home with configuration, policy, log and an upstream.
 type lab struct {
-	t   *testing.T
+	t   testing.TB
 	dir string
 	up  *upstream
 }
@@ -72,7 +72,7 @@ allow contains {"rule": "git-read", "credential": "api"} if {
 }
 `
 
-func newLab(t *testing.T) *lab {
+func newLab(t testing.TB) *lab {
 	t.Helper()
 	l := &lab{t: t, dir: t.TempDir(), up: startUpstream(t, allowedHost)}
 	for _, d := range []string{"policies", "state"} {
@@ -254,7 +254,7 @@ type received struct {
 	body                                string
 }
 
-func startUpstream(t *testing.T, host string) *upstream {
+func startUpstream(t testing.TB, host string) *upstream {
 	t.Helper()
 	u := &upstream{}
 	cert := u.certificate(t, host)
@@ -279,7 +279,7 @@ func startUpstream(t *testing.T, host string) *upstream {
 	return u
 }
 
-func (u *upstream) certificate(t *testing.T, host string) tls.Certificate {
+func (u *upstream) certificate(t testing.TB, host string) tls.Certificate {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -353,7 +353,7 @@ func (u *upstream) serveGit(t *testing.T) {
 }
 
 // phases follows a trace file until want appears, and returns that line.
-func followTrace(t *testing.T, path, want string) runner.Phase {
+func followTrace(t testing.TB, path, want string) runner.Phase {
 	t.Helper()
 	deadline := time.Now().Add(time.Minute)
 	for time.Now().Before(deadline) {

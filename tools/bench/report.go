@@ -52,9 +52,9 @@ func printTables(w io.Writer, r result) {
 		fmt.Fprintln(t)
 	}
 	if len(r.Credentials) > 0 {
-		fmt.Fprintln(t, "credentials\tkept us\tfetched us\tfirst of a run us\tVault calls/1000 requests\t")
+		fmt.Fprintln(t, "credentials\tbroker: kept us\tfetched us\tfirst of a run us\trequest without us\tkept adds us\tfetched adds us\tVault calls/1000 requests\t")
 		for _, c := range r.Credentials {
-			fmt.Fprintf(t, "%s\t%.1f\t%.0f\t%.0f\t%.0f\t\n", c.Kind, c.HitUS, c.MissUS, c.FirstUS, c.Calls)
+			fmt.Fprintf(t, "%s\t%.1f\t%.0f\t%.0f\t%.0f\t%.0f\t%.0f\t%.0f\t\n", c.Kind, c.HitUS, c.MissUS, c.FirstUS, c.BareUS, c.ProxiedHitUS, c.ProxiedMissUS, c.Calls)
 		}
 		fmt.Fprintln(t)
 	}
