@@ -56,8 +56,8 @@ func isClass(err error, c vaultClass) bool {
 }
 
 // answer sorts a complete answer. What is not Vault's JSON is no answer of
-// Vault's, whatever its status.
-func (c *conn) answer(resp *http.Response, raw []byte, op string) (*api.Secret, error) {
+// Vault's, whatever its status. hide masks its texts.
+func (c *conn) answer(resp *http.Response, raw []byte, op string, hide func(string) string) (*api.Secret, error) {
 	status := resp.StatusCode
 	if status == http.StatusNoContent {
 		return nil, nil
@@ -85,7 +85,7 @@ func (c *conn) answer(resp *http.Response, raw []byte, op string) (*api.Secret, 
 		ve.text = "the answer is not Vault's JSON"
 		return nil, ve
 	}
-	ve.text, ve.said = shortText(strings.Join(body.Errors, "; ")), true
+	ve.text, ve.said = shortText(hide(strings.Join(body.Errors, "; "))), true // masked first: a cut value is one still
 	switch {
 	case status == http.StatusForbidden || status == http.StatusUnauthorized:
 		ve.class = classDenied

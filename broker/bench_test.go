@@ -20,7 +20,7 @@ import (
 )
 
 // benchKinds sets a Vault up and returns one credential of each kind.
-func benchKinds(b *testing.B) *Broker {
+func benchKinds(b testing.TB) *Broker {
 	b.Helper()
 	s := startVault(b)
 	g := newTarget(b)
@@ -93,7 +93,7 @@ func benchKinds(b *testing.B) *Broker {
 	return br
 }
 
-func benchCA(b *testing.B) (crt, keyFile string) {
+func benchCA(b testing.TB) (crt, keyFile string) {
 	b.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {

@@ -163,6 +163,22 @@ type vaultCall struct {
 	urgent       bool   // revocation and renewal: neither held back by the gate nor counted in it
 }
 
+// hide masks in a text of the other side what the call itself carried: an error that
+// quotes its request would show a token or a SecretID.
+func (in vaultCall) hide(text string) string {
+	sent := []string{in.token.Reveal()}
+	for _, key := range []string{"secret_id", "jwt", "token"} {
+		v, _ := in.body[key].(string)
+		sent = append(sent, v)
+	}
+	for _, v := range sent {
+		if v != "" {
+			text = strings.ReplaceAll(text, v, "[masked]")
+		}
+	}
+	return text
+}
+
 // do makes one attempt. It returns nil, nil for an answer without a body. Every
 // error is a *vaultError, or the context's.
 func (c *conn) do(ctx context.Context, in vaultCall) (*api.Secret, error) {
@@ -249,7 +265,7 @@ func (c *conn) ask(ctx context.Context, s *server, in vaultCall, op string) (*ap
 	if len(raw) > maxAnswer {
 		return nil, &vaultError{op: op, status: resp.StatusCode, text: "the answer is too long"}
 	}
-	return c.answer(resp.Response, raw, op)
+	return c.answer(resp.Response, raw, op, in.hide)
 }
 
 func (s *server) request(in vaultCall) (*api.Request, error) {

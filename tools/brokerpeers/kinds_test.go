@@ -36,6 +36,7 @@ func TestPeers(t *testing.T) {
 		}
 	})
 	t.Run("F065 sent back in every form, nothing of it arrives inside", l.testReflection)
+	t.Run("F077 nothing in use stands in metrics, logs, errors, records or a crash", l.testHeld)
 	l.testNothingWasWritten(t)
 }
 

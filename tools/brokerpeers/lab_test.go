@@ -10,6 +10,7 @@ package brokerpeers
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -195,11 +196,12 @@ type front struct {
 
 	reflected []string // what was sent back
 	listed    []string // processes that showed one of these
+	held      *held
 }
 
 func startFront(t *testing.T, l *lab) *front {
 	t.Helper()
-	f := &front{sent: map[string]string{}}
+	f := &front{sent: map[string]string{}, held: &held{values: map[string][]string{}, certs: map[string]bool{}, release: make(chan struct{})}}
 	mux := http.NewServeMux()
 	mux.HandleFunc("/db", f.keep(func(w http.ResponseWriter, r *http.Request, _ []byte) error {
 		user, pass, _ := r.BasicAuth()
@@ -236,8 +238,10 @@ func startFront(t *testing.T, l *lab) *front {
 	f.Server = httptest.NewUnstartedServer(mux)
 	f.Server.Config.ErrorLog = log.New(io.Discard, "", 0)
 	mux.HandleFunc("/reflect", f.serveReflection)
+	mux.Handle("/held", f.held)
 	crt, key := l.ca.server(t, l.dir, frontHost, reflectHost)
 	f.Server.TLS = serverTLS(t, crt, key)
+	f.Server.TLS.ClientAuth = tls.RequestClientCert
 	f.Server.StartTLS()
 	t.Cleanup(f.Close)
 	return f
