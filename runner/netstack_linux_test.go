@@ -27,8 +27,10 @@ func ipv4Packet(proto byte, dst string, payload []byte, change func(h []byte)) [
 	if change != nil {
 		change(p)
 	}
-	header.IPv4(p).SetChecksum(0)
-	header.IPv4(p).SetChecksum(^header.IPv4(p).CalculateChecksum())
+	if h := header.IPv4(p); int(h.HeaderLength()) <= len(p) { // a header that lies may claim more
+		h.SetChecksum(0)
+		h.SetChecksum(^h.CalculateChecksum())
+	}
 	return p
 }
 

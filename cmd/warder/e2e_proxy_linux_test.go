@@ -172,7 +172,7 @@ func TestE2EProxyServesTheSamePipeline(t *testing.T) {
 // until waits for a condition that another process brings about.
 func (l *lab) until(cond func() bool) {
 	l.t.Helper()
-	deadline := time.Now().Add(time.Minute)
+	deadline := time.Now().Add(5 * time.Minute) // for a busy machine
 	for !cond() {
 		if time.Now().After(deadline) {
 			l.t.Fatal("the condition never held")
