@@ -25,6 +25,10 @@ WARDER_SOAK_RECORDS=${SOAKRECORDS:-1000000} go test ./audit -count=1 -timeout 60
 go build -o bin/bench ./tools/bench
 bin/bench soak -warder bin/warder -time "${SOAKPROXYTIME:-20m}"
 
+# 5 GiB each way through interception, and 5,000 clients that go away.
+WARDER_SOAK_BODY_MIB=${SOAKBODY:-5120} WARDER_SOAK_CLIENTS=${SOAKCLIENTS:-5000} \
+  go test ./proxy -count=1 -timeout 60m -v -run '^(TestLargeBodiesInConstantMemory_F060|TestNothingIsLeftOfClientsThatWentAway_F064)$' | grep -v '^=== '
+
 dir=$(mktemp -d)
 export WARDER_STATE_DIR=$dir/state
 printf 'version: 1\naudit: {dir: %s/audit}\n' "$dir" >"$dir/warder.yaml"
