@@ -6,6 +6,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"net"
 	"net/http"
@@ -247,5 +248,50 @@ func TestClientsAreTheirTokens_F081_F087(t *testing.T) {
 	}
 	if strings.Contains(e.up.bytes()+e.logs.String()+dump(e.tape.recs), "tok-CANARY") {
 		t.Error("a token is at the upstream, in the log or in the record")
+	}
+}
+
+// Trailers can route, frame and authenticate nothing, whether they were announced
+// or not; the others arrive.
+func TestTrailersThatMeanMore_F061(t *testing.T) {
+	forbidden := []string{"Alt-Svc", "Set-Cookie", "Connection", "Proxy-Authenticate", "Location", "Www-Authenticate", "Upgrade"}
+	for _, announced := range []bool{true, false} {
+		h := func(w http.ResponseWriter, _ *http.Request) {
+			names := []string{"X-Stays"}
+			if announced {
+				names = append(names, forbidden...)
+			}
+			w.Header()["Trailer"] = names
+			io.WriteString(w, "body")
+			w.(http.Flusher).Flush()
+			w.Header().Set("X-Stays", "1")
+			for _, name := range forbidden {
+				w.Header().Set(http.TrailerPrefix+name, "x")
+			}
+		}
+		onWays(t, h, nil, func(t *testing.T, w way, e *env) {
+			if w.h2 {
+				return // the raw bytes of HTTP/1 show them best; one function serves both
+			}
+			target := "/"
+			if w.name == "absolute form" {
+				target = "http://plain.allowed.test/"
+			}
+			c := e.open(w, "plain.allowed.test")
+			send(t, c, "GET "+target+" HTTP/1.1\r\nHost: plain.allowed.test\r\nConnection: close\r\n\r\n")
+			b, err := io.ReadAll(c)
+			_, end, _ := strings.Cut(string(b), "\r\n0\r\n")
+			if err != nil || !strings.Contains(end, "X-Stays: 1") {
+				t.Errorf("announced %v: %q %v", announced, b, err)
+			}
+			for _, name := range forbidden {
+				if strings.Contains(end, name+":") {
+					t.Errorf("announced %v: %s in %q", announced, name, end)
+				}
+			}
+			if !strings.Contains(e.up.bytes(), "GET /") {
+				t.Error("control: the upstream was not asked")
+			}
+		})
 	}
 }

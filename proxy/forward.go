@@ -141,7 +141,8 @@ func (x *exchange) forward(r *http.Request) (*http.Response, error) {
 		if err == nil {
 			up, _ := resp.Body.(io.Writer) // of an upgraded connection
 			x.w.whole = x.grpc && resp.ContentLength == 0
-			x.answer.x, x.answer.in, x.answer.up = x, resp.Body, up
+			x.answer.x, x.answer.in, x.answer.up, x.answer.resp = x, resp.Body, up, resp
+			cleanTrailers(resp.Trailer)
 			resp.Body = &x.answer
 			return resp, nil
 		}
@@ -254,12 +255,25 @@ func (x *exchange) sending(r *http.Request) *sendBody {
 // forbiddenTrailer reports fields that must not come after the body because they
 // route, authenticate or frame (RFC 9110 §6.5.1).
 func forbiddenTrailer(name string) bool {
+	if hopByHop(name) || strings.HasPrefix(name, "X-Http-Method") || name == "X-Method-Override" {
+		return true
+	}
 	switch name {
 	case "Authorization", "Cookie", "Host", "Content-Encoding", "Content-Type", "Content-Range", "Expect", "Range",
-		"Cache-Control", "Max-Forwards", "Te", "Connection", "Proxy-Authorization", "Set-Cookie", "Upgrade":
+		"Cache-Control", "Max-Forwards", "Set-Cookie", "Content-Length", "Location", "Www-Authenticate", "Alt-Svc":
 		return true
 	}
 	return false
+}
+
+// cleanTrailers drops such fields of an answer. What was not announced is there
+// only at the end of the body.
+func cleanTrailers(h http.Header) {
+	for name := range h {
+		if forbiddenTrailer(name) {
+			delete(h, name)
+		}
+	}
 }
 
 // Read runs on the transport's goroutine.
@@ -319,6 +333,7 @@ type answerBody struct {
 	in io.ReadCloser
 	up io.Writer // nil unless the connection was upgraded
 
+	resp *http.Response // for its trailers
 	seen standInCounter // of what is written to it
 }
 
@@ -341,6 +356,9 @@ func (b *answerBody) Read(p []byte) (n int, err error) {
 	}
 	if err != nil && !errors.Is(err, io.EOF) && b.x.hijackedConn() == nil {
 		b.x.interrupt(b.x.brokenAnswer(err))
+	}
+	if errors.Is(err, io.EOF) {
+		cleanTrailers(b.resp.Trailer)
 	}
 	return n, err
 }
