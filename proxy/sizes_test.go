@@ -152,7 +152,7 @@ func tunnelled(c net.Conn, cfg *tls.Config) error {
 	if _, err := io.ReadFull(c, granted); err != nil {
 		return err
 	}
-	time.Sleep(rand.N(2 * time.Millisecond))
+	time.Sleep(rand.N(2 * time.Millisecond)) // the fault is one of bytes that come at such a moment
 	tc := tls.Client(c, cfg)
 	if _, err := io.WriteString(tc, get("/", "plain.allowed.test")); err != nil {
 		return err
