@@ -99,17 +99,19 @@ func TestOnlyTCPAndTheResolverPassTheLink(t *testing.T) { // I1
 	n, fd := guestEnd(t, func(c net.Conn, dst netip.AddrPort) { conns <- dst; c.Close() })
 	q := query(t, "a.test.", dnsmessage.TypeA, dnsmessage.ClassINET)
 	for _, p := range [][]byte{
-		ipv4Packet(17, "8.8.8.8", udpPayload(53, q), nil),                    // another resolver
-		ipv4Packet(17, resolverAddr, udpPayload(54, q), nil),                 // another port
-		ipv4Packet(17, "10.0.2.2", udpPayload(53, q), nil),                   // another address of ours
-		ipv4Packet(17, resolverAddr, []byte{1, 2}, nil),                      // too short for a header
-		ipv4Packet(1, "8.8.8.8", make([]byte, 16), nil),                      // ICMP
-		ipv4Packet(47, "8.8.8.8", make([]byte, 16), nil),                     // GRE
-		ipv4Packet(132, "8.8.8.8", make([]byte, 16), nil),                    // SCTP
-		ipv4Packet(41, "8.8.8.8", make([]byte, 40), nil),                     // IPv6 in IPv4
-		ipv4Packet(6, "8.8.8.8", tcpSYN(80), func(h []byte) { h[6] = 0x20 }), // first fragment
-		ipv4Packet(6, "8.8.8.8", tcpSYN(80), func(h []byte) { h[7] = 1 }),    // later fragment
-		append([]byte{0x60}, make([]byte, 60)...),                            // IPv6
+		ipv4Packet(17, "8.8.8.8", udpPayload(53, q), nil),                                               // another resolver
+		ipv4Packet(17, resolverAddr, udpPayload(54, q), nil),                                            // another port
+		ipv4Packet(17, "10.0.2.2", udpPayload(53, q), nil),                                              // another address of ours
+		ipv4Packet(17, resolverAddr, []byte{1, 2}, nil),                                                 // too short for a header
+		ipv4Packet(1, "8.8.8.8", make([]byte, 16), nil),                                                 // ICMP
+		ipv4Packet(47, "8.8.8.8", make([]byte, 16), nil),                                                // GRE
+		ipv4Packet(132, "8.8.8.8", make([]byte, 16), nil),                                               // SCTP
+		ipv4Packet(41, "8.8.8.8", make([]byte, 40), nil),                                                // IPv6 in IPv4
+		ipv4Packet(6, "8.8.8.8", tcpSYN(80), func(h []byte) { h[6] = 0x20 }),                            // first fragment
+		ipv4Packet(6, "8.8.8.8", tcpSYN(80), func(h []byte) { h[7] = 1 }),                               // later fragment
+		append([]byte{0x60}, make([]byte, 60)...),                                                       // IPv6
+		append([]byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 2, 2, 2, 2, 2, 2, 8, 6}, make([]byte, 28)...), // ARP in Ethernet
+		{0, 1, 8, 0, 6, 4, 0, 2, 2, 2, 2, 2, 2, 2, 10, 0, 2, 3},                                         // ARP without
 		{0x45}, {0}, {0xff, 0xff}, // no header at all
 	} {
 		sendPacket(t, fd, p)
@@ -125,7 +127,7 @@ func TestOnlyTCPAndTheResolverPassTheLink(t *testing.T) { // I1
 		t.Errorf("flags %v from %v", f, header.IPv4(synack).SourceAddress())
 	}
 	got := n.drops.snapshot()
-	if got["udp"] != 4 || got["icmp"] != 1 || got["fragment"] != 2 || got["ipv6"] != 1 || got["other"] < 3 {
+	if got["udp"] != 4 || got["icmp"] != 1 || got["fragment"] != 2 || got["ipv6"] != 1 || got["other"] < 5 {
 		t.Errorf("counted %v", got)
 	}
 	if len(n.names.byName) != 1 {
@@ -148,6 +150,42 @@ func TestOnlyTCPAndTheResolverPassTheLink(t *testing.T) { // I1
 		}
 	case <-time.After(10 * time.Second):
 		t.Error("control: a finished handshake was not handed over")
+	}
+}
+
+// TestAFalseSourceStaysInItsRun: whatever address a packet says that it comes from,
+// it is its run's, and the answer goes back to where it came from and nowhere else.
+func TestAFalseSourceStaysInItsRun_I1_I9(t *testing.T) {
+	var mine, theirs atomic.Int64
+	_, fd := guestEnd(t, func(c net.Conn, _ netip.AddrPort) { mine.Add(1); c.Close() })
+	_, other := guestEnd(t, func(c net.Conn, _ netip.AddrPort) { theirs.Add(1); c.Close() })
+	for i, from := range []string{sandboxAddr, "10.0.2.16", "192.0.2.77", "198.18.0.9", "169.254.169.254"} {
+		from := netip.MustParseAddr(from)
+		packet := func(seg []byte) []byte {
+			return ipv4Packet(6, "203.0.113.9", seg, func(h []byte) { copy(h[12:], from.AsSlice()) })
+		}
+		syn := tcpSYN(80)
+		sendPacket(t, fd, packet(syn))
+		synack := receivePacket(t, fd)
+		if got := header.IPv4(synack).DestinationAddress(); got != tcpip.AddrFrom4(from.As4()) {
+			t.Fatalf("from %v, answered to %v", from, got)
+		}
+		ack := tcpSYN(80)
+		binary.BigEndian.PutUint32(ack[4:], 2)
+		binary.BigEndian.PutUint32(ack[8:], header.TCP(synack[20:]).SequenceNumber()+1)
+		ack[13] = 0x10
+		sendPacket(t, fd, packet(ack))
+		for header.TCP(receivePacket(t, fd)[20:]).Flags()&header.TCPFlagFin == 0 {
+		}
+		if mine.Load() != int64(i+1) {
+			t.Errorf("%v: %d connections", from, mine.Load())
+		}
+	}
+	// What the other run has on its link is the answer to its own question alone.
+	q := query(t, "b.test.", dnsmessage.TypeA, dnsmessage.ClassINET)
+	sendPacket(t, other, ipv4Packet(17, resolverAddr, udpPayload(53, q), nil))
+	if p := receivePacket(t, other); p[9] != 17 || theirs.Load() != 0 {
+		t.Errorf("the other run got % x, and %d connections", p[:20], theirs.Load())
 	}
 }
 

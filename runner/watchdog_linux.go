@@ -28,12 +28,18 @@ func (u *run) watchMemory(pid int, stop <-chan struct{}) {
 			return
 		case <-tick.C:
 			task, own := sentryMemory("/proc", pid)
-			if task > u.limits.Memory || task+own > u.limits.Memory+memoryOverhead {
+			if u.limits.over(task, own) {
 				u.kill(CauseOOM)
 				return
 			}
 		}
 	}
+}
+
+// over reports that a task, which has that much, is over its limit, or is with
+// what its sentry has besides.
+func (l Limits) over(task, own int64) bool {
+	return task > l.Memory || task+own > l.Memory+memoryOverhead
 }
 
 const (

@@ -159,7 +159,7 @@ for a in addrs + ["10.0.2.2", "10.0.2.3", "8.8.8.8", "255.255.255.255", "224.0.0
     attempt(lambda: tcp(socket.AF_INET, a, tcp4))
     for kind in (socket.SOCK_RAW, socket.SOCK_DGRAM): attempt(lambda: icmp(kind, a))
     for proto in (1, 2, 17, 41, 47, 50, 132): attempt(lambda: raw(a, proto))
-for a in ("::1", "fd00:ec2::254", "2001:db8::1"):
+for a in ("::1", "fd00:ec2::254", "2001:db8::1", "fe80::1%eth0", "ff02::1%eth0", "ff02::fb%eth0", "::ffff:127.0.0.1", "64:ff9b::7f00:1"):
     attempt(lambda: udp(socket.AF_INET6, a, udp6)); attempt(lambda: tcp(socket.AF_INET6, a, tcp6))
 attempt(packet)
 def bind_host():

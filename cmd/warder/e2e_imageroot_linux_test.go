@@ -125,6 +125,28 @@ print("worked:", worked)
 print([l.split()[1] for l in open("/proc/self/status") if l.startswith("Cap")])
 `
 
+// rootKind is a kind of root file system, with a task that is root in it.
+type rootKind struct {
+	name  string
+	flags []string
+}
+
+// rootKinds are all of them.
+func (l *lab) rootKinds() []rootKind {
+	l.t.Helper()
+	folder := rootFolder(l.t)
+	image := filepath.Join(l.t.TempDir(), "image.erofs")
+	if out, err := exec.Command("mkfs.erofs", "-E", "noinline_data", "--all-root", image, folder).CombinedOutput(); err != nil {
+		l.t.Fatalf("mkfs.erofs: %v: %s", err, out)
+	}
+	return []rootKind{
+		{"curated", []string{"--user", "root"}},
+		{"oci", []string{"--image", "oci:" + rootLayout(l.t)}}, // whose user is root
+		{"dir", []string{"--image", "dir:" + folder, "--user", "root"}},
+		{"erofs", []string{"--image", "erofs:" + image, "--user", "root"}},
+	}
+}
+
 // TestE2EImagesRootIsConfined_F131: root of the sandbox, of every kind of root file
 // system, sends no packet past the pipeline, has no capability, and gets none.
 func TestE2EImagesRootIsConfined_F131(t *testing.T) { // I1
@@ -132,15 +154,10 @@ func TestE2EImagesRootIsConfined_F131(t *testing.T) { // I1
 	s := startListeners(t)
 	l.write("escape.py", escape)
 	l.write("attempts.py", attempts)
-	folder := rootFolder(t)
-	image := filepath.Join(t.TempDir(), "image.erofs")
-	if out, err := exec.Command("mkfs.erofs", "-E", "noinline_data", "--all-root", image, folder).CombinedOutput(); err != nil {
-		t.Fatalf("mkfs.erofs: %v: %s", err, out)
-	}
+	kinds := l.rootKinds()
 	t.Run("as", func(t *testing.T) {
-		for kind, flags := range map[string][]string{
-			"curated": {"--user", "root"}, "oci": {"--image", "oci:" + rootLayout(t)}, "dir": {"--image", "dir:" + folder, "--user", "root"}, "erofs": {"--image", "erofs:" + image, "--user", "root"},
-		} {
+		for _, k := range kinds {
+			kind, flags := k.name, k.flags
 			t.Run(kind, func(t *testing.T) {
 				t.Parallel() // most of it waits for answers that never come
 				run := func(argv ...string) outcomeOf {
