@@ -22,7 +22,7 @@ import (
 
 // rootFiles are the tools and a Python with what escape imports: path inside to
 // path here.
-func rootFiles(t *testing.T) map[string]string {
+func rootFiles(t testing.TB) map[string]string {
 	t.Helper()
 	files := toolFiles(t, append(tools, "/usr/bin/python3", "mkdir", "mount", "umount", "chroot", "unshare", "mknod")...)
 	out, err := exec.Command("/usr/bin/python3", "-c", "import socket, struct, os, sys, time\nfor m in sys.modules.values():\n  if getattr(m, '__file__', None): print(m.__file__)").Output()
@@ -37,7 +37,7 @@ func rootFiles(t *testing.T) map[string]string {
 }
 
 // rootFolder has the same as a folder, with a set-id shell.
-func rootFolder(t *testing.T) string {
+func rootFolder(t testing.TB) string {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "tree")
 	for name, from := range rootFiles(t) {
@@ -57,7 +57,7 @@ func rootFolder(t *testing.T) string {
 
 // rootLayout is a layout whose image has them, wants to run as root, and brings
 // set-id copies of the shell.
-func rootLayout(t *testing.T) string {
+func rootLayout(t testing.TB) string {
 	t.Helper()
 	files := rootFiles(t)
 	var buf bytes.Buffer
