@@ -33,7 +33,7 @@ import (
 var tools = []string{"sh", "cat", "id", "ls", "env", "pwd", "touch", "curl", "stat"}
 
 // toolFiles returns the tools with the libraries they need: path inside to path here.
-func toolFiles(t *testing.T, programs ...string) map[string]string {
+func toolFiles(t testing.TB, programs ...string) map[string]string {
 	t.Helper()
 	files := map[string]string{}
 	lib := regexp.MustCompile(`(/\S+) \(0x`)
@@ -70,7 +70,7 @@ func layerOf(t *testing.T, fill func(w *tar.Writer)) v1.Layer {
 	return l
 }
 
-func addFile(t *testing.T, w *tar.Writer, name string, mode int64, data string) {
+func addFile(t testing.TB, w *tar.Writer, name string, mode int64, data string) {
 	t.Helper()
 	if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: mode, Size: int64(len(data))}); err != nil {
 		t.Fatal(err)

@@ -129,7 +129,7 @@ func freshAccount(t *testing.T) (home string, cred *syscall.Credential) {
 	return u.HomeDir, &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid), Groups: []uint32{}}
 }
 
-func copyFile(t *testing.T, from, to string) {
+func copyFile(t testing.TB, from, to string) {
 	t.Helper()
 	in, err := os.Open(from)
 	if err != nil {
