@@ -183,6 +183,37 @@ func TestF134LoginLostWhileRenewingIsNoticedAtOnce(t *testing.T) {
 	}
 }
 
+// A fault in what renews the login ends neither the process nor the service of it.
+func TestAPanicOfTheRenewalCostsALogin_I10(t *testing.T) {
+	f := newFake(t, nil)
+	var logins atomic.Int32
+	renewable(f, &logins)
+	f.set("auth/token/renew-self", func(w http.ResponseWriter, r *http.Request) {
+		jsonAnswer(200, `{"auth":{"client_token":"S3CR3T-CANARY-login","accessor":"login","lease_duration":1,"renewable":true}}`)(w, r)
+	})
+	r := newRig(t, appRoleFake(t, f), map[string]config.Credential{"github-read": githubCred()})
+	sess, _ := r.begin(t)
+	grant(t, sess, "github-read")
+	l := r.vault.current
+	r.journal.mu.Lock()
+	r.journal.onPut = func(e JournalEntry) error {
+		if e.Login && e.Accessor == "login" && logins.Load() == 1 {
+			panic("S3CR3T-CANARY-login")
+		}
+		return nil
+	}
+	r.journal.mu.Unlock()
+	<-l.done
+	if !l.isDead(r.clock.Now()) {
+		t.Error("the login is taken for renewed")
+	}
+	other, _ := r.begin(t)
+	grant(t, other, "github-read")
+	if logins.Load() != 2 {
+		t.Error("logins", logins.Load())
+	}
+}
+
 func TestLoginsThatAreUnsafeAreRefusedAndGivenBack(t *testing.T) {
 	for name, answer := range map[string]string{
 		"root":        `{"auth":{"client_token":"S3CR3T-CANARY","accessor":"a","lease_duration":60,"policies":["root"]}}`,

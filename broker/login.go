@@ -142,6 +142,12 @@ func (v *vault) accept(ctx context.Context, sec *api.Secret) (*login, error) {
 		l.stop, l.done = stop, make(chan struct{})
 		go func() {
 			defer close(l.done)
+			defer func() {
+				if recover() != nil { // the panic's value may hold the token
+					l.kill()
+					v.log.Error("the renewal of the login to Vault panicked; the next call logs in again")
+				}
+			}()
 			v.keep(kctx, l, ttl)
 		}()
 	}

@@ -37,13 +37,14 @@ func AppendID(dst []byte) []byte {
 	if err != nil {
 		panic("identity: no randomness: " + err.Error())
 	}
-	for i, part := range [...][2]int{{0, 4}, {4, 6}, {6, 8}, {8, 10}, {10, 16}} {
-		if i > 0 {
-			dst = append(dst, '-')
-		}
-		dst = hex.AppendEncode(dst, id[part[0]:part[1]])
-	}
-	return dst
+	var text [36]byte
+	hex.Encode(text[0:8], id[0:4])
+	hex.Encode(text[9:13], id[4:6])
+	hex.Encode(text[14:18], id[6:8])
+	hex.Encode(text[19:23], id[8:10])
+	hex.Encode(text[24:36], id[10:16])
+	text[8], text[13], text[18], text[23] = '-', '-', '-', '-'
+	return append(dst, text[:]...)
 }
 
 // readers ask the system for the randomness of 16 ids at once.
