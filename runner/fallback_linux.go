@@ -40,11 +40,15 @@ type errNoCard struct{ err error }
 func (e errNoCard) Error() string { return "network card: " + e.err.Error() }
 func (e errNoCard) Unwrap() error { return e.err }
 
-// refusedCard tells the sentry's own no from the sentry's death and from a command
-// that cannot be executed.
+// laterStage is in the sentry's errors about the files of a sandbox, which it looks at
+// when the card is attached: a gofer that was killed, for one.
+const laterStage = "setupFS"
+
+// refusedCard tells the sentry's own no from the sentry's death, from a sandbox without
+// its files, and from a command that cannot be executed.
 func refusedCard(err error) error {
 	var remote urpc.RemoteError
-	if errors.As(err, &remote) && execCode(err) == 0 {
+	if errors.As(err, &remote) && execCode(err) == 0 && !strings.Contains(remote.Message, laterStage) {
 		return errNoCard{err}
 	}
 	return err

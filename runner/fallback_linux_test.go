@@ -152,7 +152,8 @@ func TestASandboxWithoutACardHasTheSocket_I1_F131(t *testing.T) {
 // there, is what it is.
 func TestWhatIsNoRefusalOfTheCard(t *testing.T) {
 	var no errNoCard
-	for _, err := range []error{errors.New("EOF"), urpc.RemoteError{Message: `starting sandbox: failed to load /x: no such file or directory`}} {
+	const files = "starting sandbox: failed to setupFS: creating mount namespace: mounting root with overlay: input/output error"
+	for _, err := range []error{errors.New("EOF"), urpc.RemoteError{Message: files}, urpc.RemoteError{Message: `starting sandbox: failed to load /x: no such file or directory`}} {
 		if errors.As(refusedCard(err), &no) {
 			t.Errorf("%v is taken for a refusal", err)
 		}

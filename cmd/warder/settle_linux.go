@@ -15,6 +15,10 @@ import (
 // it is worth the work.
 const startGarbage = 2 * time.Second
 
+// runMemory is where the heap of a run is collected more often than its growth asks
+// for, in bytes: what it keeps of a task's output is a part of it.
+const runMemory = 160 << 20
+
 // settle makes this process as large as its one sandbox needs, when that is about
 // to start. It runs Go code on as many threads at once as the sandbox may use CPUs:
 // it is not asked for more than that sandbox can send and receive, and with more, a
@@ -22,6 +26,9 @@ const startGarbage = 2 * time.Second
 func settle(cpus float64) {
 	if os.Getenv("GOMAXPROCS") == "" {
 		runtime.GOMAXPROCS(threadsFor(cpus, runtime.GOMAXPROCS(0)))
+	}
+	if os.Getenv("GOMEMLIMIT") == "" {
+		debug.SetMemoryLimit(runMemory)
 	}
 	time.AfterFunc(startGarbage, debug.FreeOSMemory)
 }
