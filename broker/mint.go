@@ -37,8 +37,8 @@ func (r *runTokens) mint(ctx context.Context, policies []string, correlation str
 		t, err = r.make(ctx, l, policies, born, correlation)
 		if errors.Is(err, errNotExtended) && r.v.alive(ctx, l.token) {
 			if !r.v.extendsNone.Swap(true) {
-				r.v.log.Warn("tokens of runs cannot be extended, so one whose making is not heard of lives up to "+runTokenLife.String()+
-					"; hint: the broker's policy needs update on auth/token/renew-accessor, and the token role renewable=true", "cause", err.Error())
+				r.v.log.Warn("tokens of runs cannot be extended, so one whose making is not heard of lives longer; hint: the broker's policy needs update on auth/token/renew-accessor, and the token role renewable=true",
+					"life", runTokenLife.String(), "cause", err.Error())
 			}
 			t, err = r.make(ctx, l, policies, runTokenLife, correlation)
 		}

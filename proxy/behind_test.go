@@ -2,8 +2,6 @@ package proxy
 
 import (
 	"context"
-	"io"
-	"net/http"
 	"slices"
 	"strings"
 	"testing"
@@ -11,8 +9,6 @@ import (
 
 	"warder/audit"
 )
-
-func sayOK(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "ok") }
 
 func stagesOf(recs []audit.Record) (out []string) {
 	for _, r := range recs {

@@ -69,8 +69,10 @@ func FuzzAuthority(f *testing.F) {
 // and what the server sees to which they go; nothing is lost or added.
 func FuzzHello(f *testing.F) {
 	for _, cfg := range []*tls.Config{
-		{ServerName: "a.test"}, {ServerName: "a.test", NextProtos: []string{"h2", "http/1.1"}},
-		{InsecureSkipVerify: true}, {ServerName: "a.test", MaxVersion: tls.VersionTLS12},
+		{ServerName: "a.test"},
+		{ServerName: "a.test", NextProtos: []string{"h2", "http/1.1"}},
+		{InsecureSkipVerify: true},
+		{ServerName: "a.test", MaxVersion: tls.VersionTLS12},
 	} {
 		raw := clientHello(f, cfg)
 		f.Add(raw, uint16(1))

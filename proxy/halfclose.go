@@ -33,7 +33,7 @@ type sendingEnd struct {
 // was sent before the answer to a good one.
 func (c *clientConn) holds(err error) bool {
 	var broken *framingError
-	return (err == io.EOF || errors.As(err, &broken)) && c.fr.phase == inHead && c.fr.passed > c.answers.Load()
+	return (errors.Is(err, io.EOF) || errors.As(err, &broken)) && c.fr.phase == inHead && c.fr.passed > c.answers.Load()
 }
 
 // hold returns when the server no longer waits for the answer; with end when it has
@@ -50,7 +50,7 @@ func (c *clientConn) hold(end error) error {
 	}
 	for {
 		wake, wait, err := s.next(limit)
-		if err == io.EOF {
+		if errors.Is(err, io.EOF) {
 			return end
 		}
 		if err != nil {
