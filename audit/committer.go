@@ -42,6 +42,7 @@ type committer struct {
 	synced   chan struct{} // outcomes has one that is not a leader's; capacity 1
 	slow     atomic.Bool   // the last fdatasync took longer than quickDisk
 	room     []*entry      // for the next batch
+	batch    []*entry      // taken from the queue, not answered for yet
 	timer    *time.Timer
 	hasty    bool // timer is set for relaxed records
 	beat     int  // since the last tick
@@ -53,6 +54,7 @@ type committer struct {
 	signed   uint64 // size of the stream at the last checkpoint
 	ranEnd   bool   // a run has ended since: sign at the next tick, unless Close comes first
 	ticks    int
+	broken   error // a fault of our own: nothing is written any more
 	ended    bool
 }
 
@@ -88,30 +90,29 @@ func (c *committer) run() {
 			c.l.signal()
 		}
 		c.mu.Unlock()
+		var do func(*committer)
 		select {
 		case <-c.synced:
-			c.mu.Lock()
-			c.landedOf()
-			continue
+			do = (*committer).landedOf
 		case <-c.l.wake:
 			runtime.Gosched() // whom the last group woke may come along at once
-			c.mu.Lock()
+			do = (*committer).takeIn
 		case <-c.timer.C:
-			c.mu.Lock()
-			c.beaten()
+			do = (*committer).beaten
 		}
-		c.takeIn()
+		c.mu.Lock()
+		c.guarded(do)
 		c.hasten()
 	}
 }
 
 // takeIn works on what has come.
 func (c *committer) takeIn() {
-	batch := c.l.take(c.room)
+	c.batch = c.l.take(c.room)
 	c.room = nil
-	c.work(batch)
-	clear(batch)
-	c.room = batch
+	c.work(c.batch)
+	clear(c.batch)
+	c.room, c.batch = c.batch, nil
 }
 
 // hasten has relaxed records synced in time.
@@ -124,6 +125,15 @@ func (c *committer) hasten() {
 
 // beaten is the timer's doing.
 func (c *committer) beaten() {
+	if c.broken == nil {
+		c.lookAround()
+	}
+	c.timer.Reset(beats * unsyncedTick)
+	c.takeIn()
+}
+
+// lookAround syncs what is relaxed, and looks at the stream when it is time.
+func (c *committer) lookAround() {
 	if !c.hasty {
 		c.beat = beats
 	}
@@ -134,11 +144,14 @@ func (c *committer) beaten() {
 	} else {
 		_ = c.flushAll() // who waits for it is told
 	}
-	c.timer.Reset(beats * unsyncedTick)
 }
 
 // work commits records and does tasks in the order they came.
 func (c *committer) work(batch []*entry) {
+	if c.broken != nil {
+		c.refuseAll(batch)
+		return
+	}
 	from := 0
 	for i, e := range batch {
 		if e.task == nil {
@@ -296,8 +309,7 @@ func (c *committer) advance(l *cargo) {
 		c.s.tree.addHash(l.leaves[i])
 		c.pending.note(e.rec)
 		c.ranEnd = c.ranEnd || e.rec.Event == EventRunEnd
-		weight += e.weight
-		e.weight = 0
+		weight += e.unweigh()
 		e.staged()
 	}
 	c.l.sem.Release(weight)

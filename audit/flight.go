@@ -138,11 +138,11 @@ func (c *committer) lead() (led bool) {
 		return false
 	}
 	defer c.mu.Unlock()
-	if c.busy || c.ended {
+	if c.busy || c.ended || c.broken != nil {
 		return false
 	}
 	c.alone = true
-	c.takeIn()
+	c.guarded((*committer).takeIn)
 	c.alone = false
 	if c.busy {
 		c.l.settle(true)
@@ -151,15 +151,20 @@ func (c *committer) lead() (led bool) {
 		c.mu.Unlock() // meanwhile the next group is made by others
 		c.outcomes <- c.datasync(seg)
 		c.mu.Lock()
-		if c.led { // else somebody needed to know sooner
-			c.landed(c.outcome())
-		}
+		c.guarded((*committer).landedOwn)
 	}
 	if c.l.settle(c.busy) {
 		c.l.signal()
 	}
 	c.hasten()
 	return true
+}
+
+// landedOwn is landed of the leader's fdatasync, unless somebody needed to know sooner.
+func (c *committer) landedOwn() {
+	if c.led {
+		c.landed(c.outcome())
+	}
 }
 
 // landed takes in the outcome of the fdatasync under way, and sends what has come

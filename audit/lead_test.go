@@ -164,12 +164,58 @@ func TestABusyStreamIsLookedAtToo(t *testing.T) {
 		fsys.mu.Lock()
 		synced := strings.Contains(strings.Join(fsys.calls[before:], "\n"), "fdatasync")
 		fsys.mu.Unlock()
-		if synced {
+		g.c.mu.Lock()
+		looked := g.c.ticks > 0
+		g.c.mu.Unlock()
+		if synced && looked {
 			return
 		}
 		if time.Now().After(limit) {
-			t.Fatal("relaxed records that keep coming are never synced")
+			t.Fatalf("relaxed records keep coming: synced %v, the stream looked at %v", synced, looked)
 		}
 		time.Sleep(20 * time.Millisecond) // a trickle: records that come faster are synced for their size
+	}
+}
+
+// A fault of ours in the writer ends writing, not the process, nor the requests in whose
+// goroutines it may happen: they are refused, and the next start recovers what there is.
+func TestAFaultOfTheWriterRefusesAll_I10(t *testing.T) {
+	for _, slow := range []bool{false, true} {
+		t.Run(fmt.Sprint("slow=", slow), func(t *testing.T) {
+			fsys := &faulty{}
+			g := start(t, Options{FS: fsys})
+			g.must(t, g.reserved("q0"))
+			g.hold()
+			g.c.slow.Store(slow)
+			fsys.set(func(_ int, op, _ string) error {
+				if op == "write" {
+					panic("CANARY-of-a-panic")
+				}
+				return nil
+			})
+			early := g.Append(t.Context(), g.reserved("q1"))
+			for _, id := range []string{"q2", "q3"} {
+				if err := g.Append(t.Context(), g.reserved(id)).Wait(t.Context()); err == nil || strings.Contains(err.Error(), "CANARY") {
+					t.Errorf("%s: %v", id, err)
+				}
+				fsys.set(nil) // the disk is as good as ever
+			}
+			if err := early.Wait(t.Context()); err == nil {
+				t.Error("what waited with it is taken for durable")
+			}
+			for what, err := range map[string]error{"Healthy": g.Healthy(), "Checkpoint": g.Checkpoint(t.Context()), "Close": g.Close(t.Context())} {
+				if err == nil {
+					t.Errorf("%s says nothing", what)
+				}
+			}
+			if !g.sem.TryAcquire(maxQueue) {
+				t.Error("refused records keep the queue's room")
+			}
+			if got := strings.Join(g.warnings(), "\n"); !strings.Contains(got, "takeIn") || strings.Contains(got, "CANARY") {
+				t.Errorf("the operator reads %q", got)
+			}
+			start(t, Options{Dir: g.dir}).close(t)
+			wantVerdict(t, g.dir, VerdictComplete)
+		})
 	}
 }

@@ -36,7 +36,7 @@ func (c *committer) refuse(entries []*entry, err error) {
 			c.kept = append(c.kept, e)
 			continue
 		}
-		c.l.sem.Release(e.weight)
+		c.l.sem.Release(e.unweigh())
 		if c.refused.records == 0 {
 			c.refused.from, c.refused.why = e.at, err
 		}
@@ -164,6 +164,9 @@ func (c *committer) checkSpace() {
 
 // checkpoint signs for everything so far.
 func (c *committer) checkpoint() error {
+	if c.broken != nil {
+		return c.broken
+	}
 	if err := c.syncRelaxed(); err != nil {
 		return err
 	}
@@ -177,6 +180,9 @@ func (c *committer) checkpoint() error {
 // close ends the stream. Its lock is given back in any case.
 func (c *committer) close(ctx context.Context) error {
 	c.ended = true
+	if c.broken != nil {
+		return errors.Join(c.broken, c.s.close())
+	}
 	err := c.writeOwed()
 	if err == nil {
 		err = c.seal(ctx)

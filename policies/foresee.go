@@ -2,7 +2,6 @@ package policies
 
 import (
 	"context"
-	"maps"
 
 	"github.com/open-policy-agent/opa/v1/ast"
 )
@@ -49,18 +48,8 @@ func (e *Engine) newForesight(ctx context.Context, modules map[string]*ast.Modul
 	if len(module.Rules) == 0 { // something else of the policy reads it, in vain
 		return &foresight{}, nil
 	}
-	all := maps.Clone(modules)
-	all[foreseeFile] = module
-	compiler, err := newCompiler(ctx, e.store, e.txn, false)
-	if err != nil {
-		return nil, err
-	}
-	if compiler.Compile(all); compiler.Failed() {
-		return &foresight{}, nil
-	}
-	f := &foresight{}
-	f.query, err = prepare(ctx, compiler, e.store, e.txn, "data.warder.foresee.found")
-	return f, err
+	query, err := e.prepareBeside(ctx, modules, foreseeFile, module, "data.warder.foresee.found")
+	return &foresight{query}, err
 }
 
 // foretold is what it says that an entry can match without its conditions over the body.

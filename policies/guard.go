@@ -44,17 +44,24 @@ func (e *Engine) newBodyGuard(ctx context.Context, modules map[string]*ast.Modul
 	if len(guard.rules) == 0 {
 		return nil, nil
 	}
+	var err error // without a query each rule refuses every unseen body
+	guard.query, err = e.prepareBeside(ctx, modules, guardFile, module, "data.warder.guard.unjudged")
+	return guard, err
+}
+
+// prepareBeside prepares a query about a module of ours beside those of the policy, or
+// returns nil when they do not compile together.
+func (e *Engine) prepareBeside(ctx context.Context, modules map[string]*ast.Module, file string, ours *ast.Module, about string) (*query, error) {
 	all := maps.Clone(modules)
-	all[guardFile] = module
+	all[file] = ours
 	compiler, err := newCompiler(ctx, e.store, e.txn, false)
 	if err != nil {
 		return nil, err
 	}
 	if compiler.Compile(all); compiler.Failed() {
-		return guard, nil // without conditions, so each rule refuses every unseen body
+		return nil, nil
 	}
-	guard.query, err = prepare(ctx, compiler, e.store, e.txn, "data.warder.guard.unjudged")
-	return guard, err
+	return prepare(ctx, compiler, e.store, e.txn, about)
 }
 
 // skeleton makes `set contains element if body`.

@@ -8,8 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -237,13 +235,11 @@ func (n *network) serveSocket(ln net.Listener, handle func(net.Conn)) {
 			if err != nil {
 				return
 			}
-			if n.open.Add(1) > maxConnections {
-				n.open.Add(-1)
-				n.drops.connections.Add(1)
+			if !n.enter() {
 				c.Close()
 				continue
 			}
-			handle(&socketConn{UnixConn: c.(*net.UnixConn), open: &n.open})
+			handle(&socketConn{UnixConn: c.(*net.UnixConn), place: place{open: &n.open}})
 		}
 	})
 }
@@ -251,11 +247,10 @@ func (n *network) serveSocket(ln net.Listener, handle func(net.Conn)) {
 // socketConn gives its place back when it is closed.
 type socketConn struct {
 	*net.UnixConn
-	open *atomic.Int64
-	once sync.Once
+	place
 }
 
 func (c *socketConn) Close() error {
-	c.once.Do(func() { c.open.Add(-1) })
+	c.leave()
 	return c.UnixConn.Close()
 }

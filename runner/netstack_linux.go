@@ -158,9 +158,7 @@ func tcpipError(what string, err tcpip.Error) error {
 // accept completes the handshake of any TCP connection to any address and hands
 // it over with its original destination. Past the cap it is reset and counted.
 func (n *network) accept(r *tcp.ForwarderRequest) {
-	if n.open.Add(1) > maxConnections {
-		n.open.Add(-1)
-		n.drops.connections.Add(1)
+	if !n.enter() {
 		r.Complete(true)
 		return
 	}
@@ -177,7 +175,7 @@ func (n *network) accept(r *tcp.ForwarderRequest) {
 	}
 	r.Complete(false)
 	addr, ok := netip.AddrFromSlice(id.LocalAddress.AsSlice())
-	c := &countedConn{TCPConn: gonet.NewTCPConn(&wq, ep), ep: ep, open: &n.open}
+	c := &countedConn{TCPConn: gonet.NewTCPConn(&wq, ep), ep: ep, place: place{open: &n.open}}
 	if !ok {
 		c.Reset()
 		return
@@ -185,22 +183,39 @@ func (n *network) accept(r *tcp.ForwarderRequest) {
 	n.handle(c, netip.AddrPortFrom(addr, id.LocalPort))
 }
 
-// countedConn gives its place back when it is closed.
-type countedConn struct {
-	*gonet.TCPConn
-	ep   tcpip.Endpoint
+// enter takes one of a run's places for connections, or counts that there was none.
+func (n *network) enter() bool {
+	if n.open.Add(1) <= maxConnections {
+		return true
+	}
+	n.open.Add(-1)
+	n.drops.connections.Add(1)
+	return false
+}
+
+// place is what enter took.
+type place struct {
 	open *atomic.Int64
 	once sync.Once
 }
 
+func (p *place) leave() { p.once.Do(func() { p.open.Add(-1) }) }
+
+// countedConn gives its place back when it is closed.
+type countedConn struct {
+	*gonet.TCPConn
+	place
+	ep tcpip.Endpoint
+}
+
 func (c *countedConn) Close() error {
-	c.once.Do(func() { c.open.Add(-1) })
+	c.leave()
 	return c.TCPConn.Close()
 }
 
 // Reset ends the connection with a RST instead of a FIN.
 func (c *countedConn) Reset() {
-	c.once.Do(func() { c.open.Add(-1) })
+	c.leave()
 	c.ep.Abort()
 }
 

@@ -82,6 +82,9 @@ func runList(name, only string) (survived int, err error) {
 		return 0, err
 	}
 	list = slices.DeleteFunc(list, func(m named) bool { return !wanted.MatchString(m.file) })
+	if len(list) == 0 {
+		return 0, fmt.Errorf("%s: no mutant of a file that matches %q", name, only)
+	}
 	tmp, err := os.MkdirTemp("", "mutants")
 	if err != nil {
 		return 0, err
