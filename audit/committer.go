@@ -267,7 +267,8 @@ func (c *committer) flush() error {
 		}
 		c.s.keeps = true
 	}
-	err := c.s.write(g.buf)
+	relaxed := g.relaxed == len(g.entries)
+	err := c.s.write(g.buf, relaxed)
 	if err != nil {
 		if err := c.drain(); err != nil { // it stands before the group
 			return err
@@ -275,7 +276,7 @@ func (c *committer) flush() error {
 	}
 	if errors.Is(err, errReplaced) {
 		if err = c.mend(); err == nil {
-			err = c.s.write(g.buf)
+			err = c.s.write(g.buf, relaxed)
 		}
 	}
 	if err != nil {

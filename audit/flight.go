@@ -131,20 +131,22 @@ func (c *committer) landedOf() {
 }
 
 // lead is the committer's work in the caller's goroutine, which waits for a record: no
-// other need be woken, neither to write nor to tell of the end. It does nothing, and says
-// so, unless it is the only one at it.
-func (c *committer) lead() (led bool) {
-	if c.slow.Load() || !c.mu.TryLock() {
+// other need be woken, neither to write nor to tell of the end. A slow disk it leaves to
+// others, unless what it waits for is relaxed. It does nothing, and says so, unless it is
+// the only one at it.
+func (c *committer) lead(relaxed bool) (led bool) {
+	slow := c.slow.Load()
+	if slow && !relaxed || !c.mu.TryLock() {
 		return false
 	}
 	defer c.mu.Unlock()
 	if c.busy || c.ended || c.broken != nil {
 		return false
 	}
-	c.alone = true
+	c.alone = !slow
 	c.guarded((*committer).takeIn)
 	c.alone = false
-	if c.busy {
+	if c.busy && !slow {
 		c.l.settle(true)
 		c.led = true
 		seg := c.s.seg

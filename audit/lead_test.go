@@ -3,6 +3,7 @@ package audit
 import (
 	"errors"
 	"fmt"
+	"os"
 	"runtime/debug"
 	"strings"
 	"syscall"
@@ -58,6 +59,57 @@ func TestAWaiterWritesAndSyncsItself(t *testing.T) {
 			wantVerdict(t, g.dir, VerdictComplete)
 		})
 	}
+}
+
+// A record for which the kernel is enough is written by whoever waits for it on any disk,
+// since nobody else need be woken; the disk's part is left to others.
+func TestAWaiterForTheKernelWritesItself(t *testing.T) {
+	fsys := &faulty{}
+	g := start(t, Options{FS: fsys, Durable: DurableCredentialed})
+	g.must(t, g.reserved("q0"))
+	g.hold()
+	g.c.slow.Store(true)
+	calls := bySelf(fsys, "write")
+	if err := g.AppendRelaxed(t.Context(), g.reserved("q1")).Wait(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if self, other := calls(); self != 1 || other > 0 {
+		t.Errorf("written by the waiter %d, by another %d", self, other)
+	}
+	calls = bySelf(fsys, "fdatasync")
+	g.Append(t.Context(), g.reserved("q2"))
+	if err := g.AppendRelaxed(t.Context(), g.reserved("q3")).Wait(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	g.must(t, g.reserved("q4"))
+	if self, _ := calls(); self != 0 {
+		t.Error("it waited for a slow disk")
+	}
+	g.close(t)
+	wantVerdict(t, g.dir, VerdictComplete)
+}
+
+// F162: a segment that somebody removed is put back also where records are not waited for
+// on the disk, if not before each of them is answered for.
+func TestF162RelaxedRecordsFindTheSegmentGoneSoon(t *testing.T) {
+	g := start(t, Options{FS: &faulty{}, Durable: DurableCredentialed})
+	g.must(t, g.reserved("q0"))
+	relaxed := func(id string) {
+		if err := g.AppendRelaxed(t.Context(), g.reserved(id)).Wait(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	relaxed("q1")
+	no(t, os.Remove(g.segment(1)))
+	relaxed("q2")
+	time.Sleep(lookEvery) // the time is what is tested
+	relaxed("q3")
+	wantVerdict(t, g.dir, VerdictComplete)
+	if n := len(records(t, g.dir, Filter{})); n < 4 {
+		t.Errorf("%d records", n)
+	}
+	g.close(t)
+	wantVerdict(t, g.dir, VerdictComplete)
 }
 
 // Nobody need wait for a record for it to be written.

@@ -302,7 +302,7 @@ func (l *Log) press(f *Future) {
 	}
 	l.wanted = len(l.queue) > 0
 	l.mu.Unlock()
-	if due && !l.c.lead() {
+	if due && !l.c.lead(f.urgent) {
 		l.signal()
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"syscall"
+	"time"
 )
 
 // Sizes of segments, in bytes.
@@ -20,6 +21,10 @@ const (
 	nearlyFull         = 256 << 10 // the least that is taken on a disk nearly full
 	reserve            = 64 << 10  // the last part of a segment, at most a quarter, kept for closing lines
 )
+
+// lookEvery is how long relaxed records may go to a file that somebody has removed, before
+// it is put back.
+const lookEvery = 50 * time.Millisecond
 
 const (
 	segmentExt     = ".jsonl"
@@ -47,14 +52,15 @@ type stream struct {
 	seg      Handle
 	segNo    int
 	segStat  fs.FileInfo
-	segSize  int64  // bytes that may be written without asking for space
-	durable  int64  // end of what fdatasync has confirmed
-	keeps    bool   // whether what is written and not durable is kept in unsynced; else flying counts it
-	flying   int64  // bytes after durable that the kernel has and nobody was told of
-	unsynced []byte // whole lines after durable that the kernel has, and that callers may have been told of
-	reach    int64  // end of what any write may have touched
-	restored bool   // heal has put the segment back under its name
-	dirty    bool   // bytes after end may be left from a failed write, or what is before it be lost
+	segSize  int64     // bytes that may be written without asking for space
+	durable  int64     // end of what fdatasync has confirmed
+	keeps    bool      // whether what is written and not durable is kept in unsynced; else flying counts it
+	flying   int64     // bytes after durable that the kernel has and nobody was told of
+	unsynced []byte    // whole lines after durable that the kernel has, and that callers may have been told of
+	reach    int64     // end of what any write may have touched
+	looked   time.Time // when segStat was last compared with what the name leads to
+	restored bool      // heal has put the segment back under its name
+	dirty    bool      // bytes after end may be left from a failed write, or what is before it be lost
 }
 
 func (s *stream) path(n int) string { return filepath.Join(s.dir, strconv.Itoa(n)+segmentExt) }
@@ -176,15 +182,19 @@ func (s *stream) trim() error {
 	return s.seg.Datasync()
 }
 
-// write hands whole lines to the kernel, after what is there.
-func (s *stream) write(b []byte) error {
+// write hands whole lines to the kernel, after what is there. Where nobody is to be told
+// that they are on the disk, the file's place is looked at now and then only.
+func (s *stream) write(b []byte, relaxed bool) error {
 	s.reach = max(s.reach, s.end()+int64(len(b)))
 	s.dirty = true
 	if err := writeFull(s.seg, b, s.end()); err != nil {
 		return err
 	}
-	if err := s.inPlace(); err != nil {
-		return err
+	if now := time.Now(); !relaxed || now.Sub(s.looked) > lookEvery {
+		if err := s.inPlace(); err != nil {
+			return err
+		}
+		s.looked = now
 	}
 	s.dirty = false
 	return nil
