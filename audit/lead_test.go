@@ -271,3 +271,47 @@ func TestAFaultOfTheWriterRefusesAll_I10(t *testing.T) {
 		})
 	}
 }
+
+// What the disk is at work for is answered for too, without waiting for the disk.
+func TestAFaultOfTheWriterRefusesWhatIsUnderWay_I10(t *testing.T) {
+	fsys := &faulty{}
+	g := start(t, Options{FS: fsys, Durable: DurableCredentialed})
+	if err := g.AppendRelaxed(t.Context(), g.reserved("q0")).Wait(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	h := heldSync{make(chan struct{}), make(chan error)}
+	fsys.set(func(_ int, op, _ string) error {
+		select {
+		case <-h.began:
+			if op == "write" {
+				panic("CANARY-of-a-panic")
+			}
+		default:
+			if op == "fdatasync" {
+				close(h.began)
+				return <-h.outcome
+			}
+		}
+		return nil
+	})
+	under := g.Append(t.Context(), g.reserved("q1"))
+	<-h.began
+	fsys.mu.Unlock() // the hook holds it while it waits, and a write asks too
+	if err := g.AppendRelaxed(t.Context(), g.reserved("q2")).Wait(t.Context()); err == nil {
+		t.Error("control: the write that panicked succeeded")
+	}
+	if err := under.Wait(t.Context()); err == nil {
+		t.Error("what the disk was at work for is taken for durable")
+	}
+	fsys.mu.Lock()
+	h.outcome <- nil
+	if err := g.Close(t.Context()); err == nil {
+		t.Error("Close says nothing")
+	}
+	if !g.sem.TryAcquire(maxQueue) {
+		t.Error("refused records keep the queue's room")
+	}
+	fsys.set(nil)
+	start(t, Options{Dir: g.dir}).close(t)
+	wantVerdict(t, g.dir, VerdictComplete)
+}

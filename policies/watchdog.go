@@ -8,11 +8,11 @@ import (
 )
 
 // maxExtensions bounds how often half a budget is added for a starved process.
-const maxExtensions = 6
+const maxExtensions = 16
 
-// watchdog stops one evaluation when its budget is over. The budget is wall
-// time, except that time in which the whole process was hardly given a
-// processor does not count: a busy host must not deny what a policy allows.
+// watchdog stops one evaluation when its budget is over. The first half of the budget is
+// wall time; of the second only what the whole process was given of a processor counts,
+// of which the evaluation had no more: a busy host must not deny what a policy allows.
 type watchdog struct {
 	cancel topdown.Cancel
 	half   time.Duration
@@ -21,10 +21,10 @@ type watchdog struct {
 
 	mu         sync.Mutex
 	timer      *time.Timer
-	halves     int           // used up; guarded by mu
+	left       time.Duration // of the second half; guarded by mu
 	extensions int           // guarded by mu
-	last       time.Duration // cpu at the start of this half; guarded by mu
-	known      bool          // last is known; guarded by mu
+	last       time.Duration // cpu when left was last taken from; guarded by mu
+	second     bool          // the first half is over; guarded by mu
 	stopped    bool          // guarded by mu
 }
 
@@ -38,7 +38,7 @@ func (ws *watchdogs) start(budget time.Duration) *watchdog {
 	}
 	w.mu.Lock() // the timer may fire before it is known
 	defer w.mu.Unlock()
-	w.half, w.halves, w.extensions, w.known, w.stopped = budget/2, 0, 0, false, false
+	w.half, w.left, w.extensions, w.second, w.stopped = budget/2, budget/2, 0, false, false
 	if w.timer == nil {
 		w.timer = time.AfterFunc(w.half, w.fire)
 	} else {
@@ -67,17 +67,13 @@ func (w *watchdog) fire() {
 		return
 	}
 	now, known := w.cpu()
-	starved := known && w.known && now-w.last < w.half/2
-	w.last, w.known = now, known
-	switch {
-	case starved && w.extensions < maxExtensions:
+	if w.second {
+		if w.left -= now - w.last; !known || w.left <= w.half/10 || w.extensions == maxExtensions {
+			w.cancel.Cancel()
+			return
+		}
 		w.extensions++
-	default:
-		w.halves++
 	}
-	if w.halves >= 2 {
-		w.cancel.Cancel()
-		return
-	}
+	w.last, w.second = now, true
 	w.timer.Reset(w.half)
 }

@@ -126,7 +126,9 @@ func (p *Proxy) PolicyChanged() {
 func (r *Run) judgeAgain(o ongoing, g going, engine Decider) {
 	f := refuse(reasonPolicyError, "no policy is in force")
 	if engine != nil {
-		f = o.again(engine, g.judged)
+		if f = o.again(engine, g.judged); f != nil && f.reason == reasonPolicyTimeout {
+			f = o.again(engine, g.judged) // what a busy host delayed is not yet refused
+		}
 	}
 	if f != nil {
 		o.halt(f)
