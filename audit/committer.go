@@ -285,6 +285,9 @@ func (c *committer) flush() error {
 		return err
 	}
 	c.board()
+	if !relaxed {
+		c.s.blankAhead(len(g.buf))
+	}
 	c.launchIfDue()
 	return nil
 }

@@ -39,6 +39,8 @@ type Handle interface {
 	// Allocate makes [0, size) writable without further need of space, and sets the
 	// size to at least size; new bytes are NUL.
 	Allocate(size int64) error
+	// Blank writes NUL to n bytes that hold nothing else, at off.
+	Blank(off, n int64) error
 	// Datasync returns once the content, and the size, are on the disk.
 	Datasync() error
 	// Lock takes the exclusive whole-file lock for as long as the file is open, or
@@ -77,6 +79,19 @@ func (osFS) OpenDir(name string) (Handle, error) {
 }
 
 type osFile struct{ *os.File }
+
+// nuls is what Blank writes at once.
+var nuls [leastAhead]byte
+
+// Blank implements Handle.
+func (f osFile) Blank(off, n int64) error {
+	for end := off + n; off < end; off += int64(len(nuls)) {
+		if _, err := f.File.WriteAt(nuls[:min(end-off, int64(len(nuls)))], off); err != nil {
+			return err
+		}
+	}
+	return nil
+}
 
 // blockSize divides the unit of every disk that takes writes past the page cache, in bytes.
 const blockSize = 4096

@@ -272,6 +272,13 @@ func (h *faultyHandle) Allocate(size int64) error {
 	return h.Handle.Allocate(size)
 }
 
+func (h *faultyHandle) Blank(off, n int64) error {
+	if err := h.f.ask("blank", h.name); err != nil {
+		return err
+	}
+	return h.Handle.Blank(off, n)
+}
+
 func (h *faultyHandle) Datasync() error {
 	if err := h.f.ask("fdatasync", h.name); err != nil {
 		return err

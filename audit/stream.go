@@ -58,6 +58,9 @@ type stream struct {
 	flying   int64     // bytes after durable that the kernel has and nobody was told of
 	unsynced []byte    // whole lines after durable that the kernel has, and that callers may have been told of
 	reach    int64     // end of what any write may have touched
+	waited   int       // short writes in this segment that somebody waited for
+	blank    int64     // end of what was blanked ahead
+	ahead    int64     // bytes that were blanked at once, last
 	looked   time.Time // when segStat was last compared with what the name leads to
 	restored bool      // heal has put the segment back under its name
 	dirty    bool      // bytes after end may be left from a failed write, or what is before it be lost
@@ -141,7 +144,7 @@ func (s *stream) newSegment() error {
 	}
 	s.seg, s.segStat, s.segSize = f, st, size
 	s.segNo++
-	s.durable, s.reach, s.unsynced = 0, 0, nil
+	s.durable, s.reach, s.unsynced, s.blank = 0, 0, nil, 0
 	return nil
 }
 
