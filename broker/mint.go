@@ -69,6 +69,7 @@ func (r *runTokens) make(ctx context.Context, l *login, policies []string, born 
 		},
 	})
 	if err != nil {
+		r.v.giveBackWrapped(ctx, l, err)
 		return nil, err
 	}
 	if sec == nil || sec.Auth == nil || sec.Auth.ClientToken == "" {
@@ -95,6 +96,17 @@ func (r *runTokens) make(ctx context.Context, l *login, policies []string, born 
 		return nil, err
 	}
 	return t, nil
+}
+
+// giveBackWrapped revokes a token that came wrapped, which is refused.
+func (v *vault) giveBackWrapped(ctx context.Context, l *login, err error) {
+	var ve *vaultError
+	if !errors.As(err, &ve) || ve.wrapped == "" {
+		return
+	}
+	if err := v.revokeAs(context.WithoutCancel(ctx), l, ve.wrapped); err != nil {
+		v.log.Warn("a wrapped token could not be revoked and ends by itself", "accessor", shortText(ve.wrapped), "cause", err.Error())
+	}
 }
 
 // lives notes the life that Vault gave at some time between asked and now: it is
