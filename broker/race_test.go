@@ -197,6 +197,68 @@ func TestF142AnOperatorsRevocationMeetsFetchesUnderWay_I7(t *testing.T) { // I7,
 	}
 }
 
+// TestWhatIsBornAfterTheOperatorCameIsTakenBack_I7: the journal was read when a token
+// was on its way, or a lease. Each is gone as soon as the fetch has ended, and
+// credentials that nobody stopped keep theirs.
+func TestWhatIsBornAfterTheOperatorCameIsTakenBack_I7(t *testing.T) { // I7
+	s, g, cfg, creds := raceLab(t)
+	s.Must(t, http.MethodPost, "rabbit/config/lease", map[string]any{"ttl": 600, "max_ttl": 600})
+	other := creds["r0"] // shares its token with r0, and is asked another path
+	other.Source.Vault = &config.VaultSource{KV: "secret/github", Field: "token", Policies: other.Source.Vault.Policies}
+	s.Policy(t, "run-r0", readRule("rabbit/creds/r0")+readRule("secret/data/github"))
+	creds["shared"] = other
+	to, err := url.Parse(s.Addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var at atomic.Pointer[string] // where the operator comes
+	var come atomic.Pointer[func()]
+	forward := httputil.NewSingleHostReverseProxy(to)
+	relay := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if path := at.Load(); path != nil && strings.HasPrefix(r.URL.Path, *path) {
+			at.Store(nil)
+			(*come.Load())()
+		}
+		forward.ServeHTTP(w, r)
+	}))
+	t.Cleanup(relay.Close)
+	token, _ := s.BrokerToken(t)
+	cfg = tokenFile(t, relay.URL, token)
+	for _, path := range []string{"/v1/auth/token/create/", "/v1/rabbit/creds/r0"} {
+		for _, credential := range []string{"", "r0"} {
+			var stopped atomic.Bool
+			r := newRig(t, cfg, creds, func(o *Options) {
+				o.Stopped = func(_, c string, _ time.Time) bool { return stopped.Load() && (credential == "" || credential == c) }
+			})
+			before := accessors(t, s)
+			sess, j := r.begin(t)
+			operator := func() {
+				stopped.Store(true)
+				if _, err := r.Revoke(t.Context(), j.list(), credential); err != nil {
+					t.Error(err)
+				}
+			}
+			come.Store(&operator)
+			at.Store(&path)
+			_, err := sess.Grant(t.Context(), "r0", issues)
+			refused(t, err, ReasonUnavailable)
+			if !stopped.Load() || len(g.names()) != 0 || len(leasesOf(t, s, "r0")) != 0 {
+				t.Errorf("%s %q: users %v, leases %v", path, credential, g.names(), leasesOf(t, s, "r0"))
+			}
+			if n := len(accessors(t, s)) - len(before); (credential == "") != (n == 0) {
+				t.Errorf("%s %q: %d tokens", path, credential, n)
+			}
+			if _, err := sess.Grant(t.Context(), "shared", issues); (err == nil) != (credential != "") {
+				t.Errorf("%s %q: the other credential: %v", path, credential, err)
+			}
+			end(t, sess)
+			if len(j.list()) != 0 || !slices.Equal(accessors(t, s), before) {
+				t.Errorf("%s %q: at the end: journal %+v", path, credential, j.list())
+			}
+		}
+	}
+}
+
 // TestATokenRevokedBeforeItsExtensionIsNoOddRole_I7: the operator is quicker than the
 // call that gives a new token its whole life. Nothing is left in the journal, and the
 // next run's tokens are made as before.
