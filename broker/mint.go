@@ -166,7 +166,7 @@ func (r *runTokens) discard(ctx context.Context, t *runToken) {
 		err = r.v.revokeAs(ctx, t.login, t.accessor)
 	}
 	switch {
-	case err == nil || saysGone(err, "invalid accessor"):
+	case err == nil || tokenGone(err):
 		if t.accessor != "" {
 			_ = r.s.journal.Delete(ctx, t.accessor) // what it names is gone
 		}

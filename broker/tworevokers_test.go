@@ -90,3 +90,25 @@ func TestTheLoginIsLostWhileTheRunEnds_I7(t *testing.T) { // I7, I10
 		t.Errorf("Close: %v, journal %+v, tokens %d, before %d", err, r.journal.list(), len(accessors(t, s)), len(before))
 	}
 }
+
+// TestATokenThatSomebodyElseJustRevokesIsGone_I7: what Vault 1.14 says between the two
+// steps in which it forgets a token.
+func TestATokenThatSomebodyElseJustRevokesIsGone_I7(t *testing.T) { // I7
+	f := newFake(t, map[string]http.HandlerFunc{"auth/token/revoke-accessor": jsonAnswer(400, `{"errors":["token not found"]}`)})
+	sess, j := fakeRig(t, f).begin(t)
+	grant(t, sess, "github-read")
+	if out := end(t, sess); len(out) != 1 || out[0].Status != StatusStatic || len(j.list()) != 0 {
+		t.Errorf("%+v, journal %+v", out, j.list())
+	}
+	// The same for one that was to be given back, as its extension failed.
+	f.set("auth/token/create/agent-run", jsonAnswer(200, `{"auth":{"client_token":"S3CR3T-CANARY-new","accessor":"new","lease_duration":15,"renewable":true,"token_policies":["run-base"]}}`))
+	f.set("auth/token/renew-accessor", jsonAnswer(400, `{"errors":["token not found"]}`))
+	f.set("auth/token/revoke-self", jsonAnswer(403, `{"errors":["permission denied"]}`))
+	r := fakeRig(t, f)
+	sess, j = r.begin(t)
+	_, err := sess.Grant(t.Context(), "github-read", issues)
+	refused(t, err, ReasonUnavailable)
+	if len(j.list()) != 0 || r.vault.extendsNone.Load() {
+		t.Errorf("journal %+v", j.list())
+	}
+}

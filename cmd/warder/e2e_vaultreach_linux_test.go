@@ -41,29 +41,34 @@ func TestE2EVaultIsOutOfReachOfTheSandbox_I1(t *testing.T) { // I1, I2
 	l.write("policies/any.rego", "package warder.egress\n\nallow contains {\"rule\": \"any\"} if input.request.host != \"\"\n\ntunnel contains {\"rule\": \"raw\"} if input.request.host == \"vault-raw.test\"\n")
 	_, port, _ := strings.Cut(strings.TrimPrefix(vault.URL, "http://"), ":")
 
-	var script strings.Builder
-	script.WriteString("ask() { curl -s -m 20 -o /tmp/a -w '%{http_code}' \"$@\"; echo \" $* $(head -c 200 /tmp/a | tr -d '\\n')\"; rm -f /tmp/a; }\n")
+	var urls strings.Builder
 	tried := 0
 	for _, host := range []string{
 		"127.0.0.1", "localhost", "LOCALHOST.", "vault.test", "VAULT.Test.", "vault-raw.test", "127.1", "2130706433", "0x7f000001", "0.0.0.0",
 		"[::1]", "[::ffff:127.0.0.1]", allowedHost, strings.ToUpper(allowedHost) + ".",
 	} {
-		for _, way := range []string{"", "-x http://10.0.2.2:3128", "-p -x http://10.0.2.2:3128", "--socks5-hostname 10.0.2.2:3128"} {
-			fmt.Fprintf(&script, "ask %s http://%s:%s/v1/sys/seal-status\n", way, host, port)
-			fmt.Fprintf(&script, "ask -k %s https://%s:%s/v1/sys/seal-status\n", way, host, port)
-			tried += 2
+		for _, scheme := range []string{"http", "https"} {
+			fmt.Fprintf(&urls, " %s://%s:%s/v1/sys/seal-status", scheme, host, port)
+			tried++
 		}
 	}
-	script.WriteString("ask https://" + allowedHost + "/v1/items; ask -x http://10.0.2.2:3128 https://" + allowedHost + "/v1/items\n")
-	o := l.sh(script.String(), "--timeout", "5m")
-	lines := strings.Split(strings.TrimSpace(o.stdout), "\n")
-	if o.code != 0 || len(lines) != tried+2 {
-		t.Fatalf("exit %d, %d lines of %d\n%s%s", o.code, len(lines), tried+2, o.stdout, o.stderr)
+	control := " https://" + allowedHost + "/v1/items"
+	var script strings.Builder
+	ways := []string{"", "-x http://10.0.2.2:3128", "-p -x http://10.0.2.2:3128", "--socks5-hostname 10.0.2.2:3128"}
+	for _, way := range ways {
+		fmt.Fprintf(&script, "curl -sk -m 20 -w '\nSTATUS %%{http_code} %%{url} %s\n' %s%s%s\n", way, way, urls.String(), control)
 	}
-	for i, line := range lines {
-		if ok := strings.HasPrefix(line, "200 "); ok != (i >= tried) && !strings.Contains(line, "answer to GET") || strings.Contains(line, `"sealed"`) {
+	o := l.sh(script.String(), "--timeout", "5m")
+	controls := 0
+	for _, line := range strings.Split(o.stdout, "\n") {
+		if strings.HasPrefix(line, "STATUS 200") && strings.Contains(line, control+" ") {
+			controls++
+		} else if strings.HasPrefix(line, "STATUS 200") && !strings.Contains(strings.ToLower(line), allowedHost) || strings.Contains(line, `"sealed"`) {
 			t.Error(line)
 		}
+	}
+	if n := strings.Count(o.stdout, "STATUS "); n != len(ways)*(tried+1) || controls != len(ways) {
+		t.Errorf("exit %d: %d of %d attempts, %d controls\n%s%s", o.code, n, len(ways)*(tried+1), controls, o.stdout, o.stderr)
 	}
 	mu.Lock()
 	defer mu.Unlock()
@@ -76,7 +81,7 @@ func TestE2EVaultIsOutOfReachOfTheSandbox_I1(t *testing.T) { // I1, I2
 	if len(dns.names()) == 0 {
 		t.Error("control: no name was looked up")
 	}
-	if refused := l.records(requestsOf); len(refused) < tried/2 {
+	if refused := l.records(requestsOf); len(refused) < tried {
 		t.Errorf("%d records of %d attempts", len(refused), tried)
 	}
 	l.mustBeComplete()
