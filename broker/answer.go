@@ -29,8 +29,9 @@ type vaultError struct {
 	text       string
 	status     int // 0 without an answer
 	retryAfter time.Duration
-	gated      bool // not even tried
-	said       bool // the answer is Vault's own
+	gated      bool   // not even tried
+	said       bool   // the answer is Vault's own
+	wrapped    string // accessor of the token in a wrapped answer
 	err        error
 }
 
@@ -76,6 +77,11 @@ func (c *conn) answer(resp *http.Response, raw []byte, op string, hide func(stri
 		sec := new(api.Secret)
 		if err := dec.Decode(sec); err != nil {
 			ve.text = "the answer is not Vault's JSON"
+			return nil, ve
+		}
+		if w := sec.WrapInfo; w != nil { // its token opens the answer to whoever has it
+			ve.class, ve.said, ve.wrapped = classNotFound, true, w.WrappedAccessor
+			ve.text = "the answer is wrapped, which was not asked for; hint: nothing between Warder and Vault may add X-Vault-Wrap-TTL"
 			return nil, ve
 		}
 		return sec, nil

@@ -69,6 +69,7 @@ func (r *runTokens) make(ctx context.Context, l *login, policies []string, born 
 		},
 	})
 	if err != nil {
+		r.v.giveBackWrapped(ctx, l, err)
 		return nil, err
 	}
 	if sec == nil || sec.Auth == nil || sec.Auth.ClientToken == "" {
@@ -87,19 +88,25 @@ func (r *runTokens) make(ctx context.Context, l *login, policies []string, born 
 	if err = r.judge(a, policies); err == nil {
 		err = r.record(ctx, t)
 	}
+	if err == nil && short {
+		err = r.extend(ctx, t, a.Renewable)
+	}
 	if err != nil {
-		_ = r.discard(ctx, t)
+		r.discard(ctx, t)
 		return nil, err
 	}
-	if short {
-		if err := r.extend(ctx, t, a.Renewable); err != nil {
-			if r.discard(ctx, t) == nil {
-				_ = r.s.journal.Delete(context.WithoutCancel(ctx), t.accessor) // what it names is gone
-			}
-			return nil, err
-		}
-	}
 	return t, nil
+}
+
+// giveBackWrapped revokes a token that came wrapped, which is refused.
+func (v *vault) giveBackWrapped(ctx context.Context, l *login, err error) {
+	var ve *vaultError
+	if !errors.As(err, &ve) || ve.wrapped == "" {
+		return
+	}
+	if err := v.revokeAs(context.WithoutCancel(ctx), l, ve.wrapped); err != nil {
+		v.log.Warn("a wrapped token could not be revoked and ends by itself", "accessor", shortText(ve.wrapped), "cause", err.Error())
+	}
 }
 
 // lives notes the life that Vault gave at some time between asked and now: it is
@@ -151,15 +158,24 @@ func (r *runTokens) judge(a *api.SecretAuth, policies []string) error {
 }
 
 // discard revokes a token that is not accepted, by itself: it may have no accessor.
-func (r *runTokens) discard(ctx context.Context, t *runToken) error {
+// One that is not confirmed gone is tried again at the end of the run.
+func (r *runTokens) discard(ctx context.Context, t *runToken) {
 	ctx = context.WithoutCancel(ctx)
 	_, err := r.v.conn.do(ctx, vaultCall{method: http.MethodPost, path: "auth/token/revoke-self", token: t.token, urgent: true})
 	if err != nil && t.accessor != "" {
 		err = r.v.revokeAs(ctx, t.login, t.accessor)
 	}
-	if err != nil {
-		r.v.log.Error("a refused token could not be revoked", "accessor", t.accessor, "cause", err.Error())
+	switch {
+	case err == nil || tokenGone(err):
+		if t.accessor != "" {
+			_ = r.s.journal.Delete(ctx, t.accessor) // what it names is gone
+		}
+		t.token.Wipe()
+		return
+	case t.accessor != "":
+		r.mu.Lock()
+		r.all = append(r.all, t)
+		r.mu.Unlock()
 	}
-	t.token.Wipe()
-	return err
+	r.v.log.Error("a refused token could not be revoked yet", "accessor", t.accessor, "cause", err.Error())
 }

@@ -91,6 +91,43 @@ func (v *vault) revokeLease(ctx context.Context, id, correlation string) error {
 	return nil
 }
 
+var errStopped = errors.New("the operator has stopped its use by this run")
+
+// undo takes back what a fetch brought for a credential whose use the operator has
+// stopped meanwhile. Whoever revokes stops first and reads the journal then, and we
+// write the journal first and look for a stop then: so one of both sees the other.
+// What fails here is tried again at the end of the run.
+func (c *vaultSource) undo(ctx context.Context, s *Session, set *tokenSet, t *runToken) error {
+	t.mu.Lock()
+	leases := slices.Clone(t.leases)
+	t.mu.Unlock()
+	var err error
+	if s.allStopped(set) {
+		_ = s.vault.drop(set, t, true)
+		err = c.v.revoke(ctx, t.accessor, leases, s.run.ID)
+	} else {
+		for _, id := range leases {
+			if strings.HasPrefix(id, c.path+"/") {
+				err = errors.Join(err, c.v.revokeLease(ctx, id, s.run.ID))
+			}
+		}
+	}
+	if err != nil {
+		c.v.log.Error("what was fetched for a stopped credential is not revoked yet", "run", s.run.ID, "credential", c.name, "accessor", t.accessor, "cause", err.Error())
+	}
+	return errStopped
+}
+
+// allStopped reports that nobody in this run may use a set of policies any more.
+func (s *Session) allStopped(set *tokenSet) bool {
+	for _, e := range s.entries {
+		if v, ok := e.cred.source.(*vaultSource); ok && s.vault.set(v.cfg.Policies) == set && !s.stopped(e) {
+			return false
+		}
+	}
+	return true
+}
+
 // Stopped reports that the operator has stopped the use of a credential by this
 // run. What is under way with it should end.
 func (s *Session) Stopped(name string) bool {

@@ -78,7 +78,7 @@ func (s *Session) Grant(ctx context.Context, name string, t Target) (*Grant, err
 		return nil, &Error{Reason: ReasonBinding, Credential: name, Cause: fmt.Errorf("the %s is outside of its binding", what)}
 	}
 	if s.stopped(e) {
-		return nil, &Error{Reason: ReasonUnavailable, Credential: name, Cause: errors.New("the operator has stopped its use by this run")}
+		return nil, &Error{Reason: ReasonUnavailable, Credential: name, Cause: errStopped}
 	}
 	m, stale, err := s.material(ctx, e, t.RequestID)
 	if err != nil {

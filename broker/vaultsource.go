@@ -140,7 +140,13 @@ func (c *vaultSource) fetch(ctx context.Context, s *Session, requestID string) (
 		}
 		return err
 	})
-	return m, err
+	if err != nil {
+		if m != nil {
+			m.wipe()
+		}
+		return nil, err
+	}
+	return m, nil
 }
 
 // correlation is what Vault's audit log has of a request of ours.
@@ -162,6 +168,9 @@ func (c *vaultSource) withToken(ctx context.Context, s *Session, correlation str
 		}
 		t.use(c.name, c.kind)
 		err = fn(t)
+		if e := s.entries[c.name]; e != nil && s.stopped(e) {
+			return c.undo(ctx, s, set, t)
+		}
 		if !isClass(err, classDenied) {
 			return err
 		}
