@@ -161,7 +161,8 @@ func decodeRun(t *testing.T, o outcomeOf) (r jsonRun) {
 func TestE2EEndlessOutputIsBounded_F128(t *testing.T) {
 	l := newLab(t)
 	mib := number(t, "WARDER_SOAK_OUTPUT_MIB", 24)
-	script := fmt.Sprintf("yes | head -c %dM & yes no | head -c %dM >&2; wait", mib, mib)
+	// In blocks of a MiB: through a pipe of yes(1), the sandbox's system calls are what is measured.
+	script := fmt.Sprintf("yes | head -c 1M >/tmp/y; yes no | head -c 1M >/tmp/n; for i in $(seq %d); do y=\"$y /tmp/y\" n=\"$n /tmp/n\"; done; cat $y & cat $n >&2; wait", mib)
 	peak := func(args ...string) (int64, []byte, int64) {
 		t.Helper()
 		cmd := l.command(t.Context(), append(append([]string{"run", "--timeout", "60m"}, args...), "--", "/bin/sh", "-c", script)...)
