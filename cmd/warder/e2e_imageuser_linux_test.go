@@ -54,7 +54,7 @@ func TestE2ETheImagesUser(t *testing.T) {
 	l.write("in.txt", "in")
 	script := `id; touch /workspace/x /out/x /tmp/x || exit 9
 		stat -c %u:%g /workspace /workspace/in.txt /workspace/x /out /out/x /tmp/x "$PWD"
-		chgrp 29 /tmp/x 2>/dev/null; stat -c 'tmp %g' /tmp/x; chgrp 0 /workspace/x 2>/dev/null; stat -c 'workspace %g' /workspace/x`
+		chgrp 29 /tmp/x 2>/dev/null; stat -c 'tmp %g' /tmp/x; chgrp 29 /workspace/x 2>/dev/null; stat -c 'workspace %g' /workspace/x`
 	for _, c := range []struct{ user, flag, id, owner, tmp, workspace string }{
 		{"app", "", "uid=1001(app) gid=50(staff) groups=50(staff),29(audio),44(video)", "1001:50", "29", "50"},
 		{"1001", "", "uid=1001(app) gid=50(staff) groups=50(staff),29(audio),44(video)", "1001:50", "29", "50"},
