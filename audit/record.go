@@ -74,7 +74,7 @@ func (s *record) fillEvent(r *Record, c caps) {
 	if in := r.RunStart; in != nil {
 		s.RunStart = &RunStart{
 			Argv: c.list(in.Argv, capList, capPath), EnvNames: c.list(in.EnvNames, capList, capWord),
-			Inputs: c.files(in.Inputs), Limits: c.limitMap(in.Limits, 0), Image: c.text(in.Image, capHost),
+			Inputs: c.files(in.Inputs), Limits: c.limitMap(in.Limits, 0), Image: c.text(in.Image, capHost), NoDigest: in.NoDigest,
 		}
 	}
 	if in := r.RunEnd; in != nil {

@@ -133,6 +133,9 @@ func tellStart(r *Record) string {
 	out += ": " + strings.Join(quoted, " ")
 	if r.Image != "" {
 		out += ", in " + r.Image
+		if r.NoDigest {
+			out += " (no digest)"
+		}
 	}
 	if n := len(r.Inputs); n > 0 {
 		out += ", " + Count(uint64(n), "input")

@@ -134,6 +134,7 @@ type RunStart struct {
 	Inputs   []File         `json:"inputs,omitempty"`
 	Limits   map[string]any `json:"limits,omitempty"` // effective limits, and "not_enforced": [names]
 	Image    string         `json:"image,omitempty"`
+	NoDigest bool           `json:"no_digest,omitempty"` // there is no run.image_digest that the image could be known by
 }
 
 // RunEnd holds the keys of a run.end line.

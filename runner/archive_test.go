@@ -280,7 +280,7 @@ func FuzzArchiveJudge(f *testing.F) {
 		if err := os.MkdirAll(filepath.Join(dir, "workspace"), 0o755); err != nil {
 			t.Fatal(err)
 		}
-		_ = unpackInputs(&buf, dir, os.Getuid()) // a file system may refuse a name
+		_ = unpackInputs(&buf, dir, owner{uint32(os.Getuid()), uint32(os.Getgid())}) // a file system may refuse a name
 		for at, want := range map[string]int{outer: 1, dir: 1} {
 			if list, err := os.ReadDir(at); err != nil || len(list) != want {
 				t.Errorf("outside of the workspace: %v, %v", list, err)

@@ -23,7 +23,7 @@ func (u *run) configure(ctx context.Context) error {
 		return refusef("%w", err)
 	}
 	h := helperConfig{
-		ID: u.t.Run.ID, Args: u.t.Argv, Env: u.environment(), Cwd: u.t.Workdir, UID: u.ident.inside, Root: root,
+		ID: u.t.Run.ID, Args: u.t.Argv, Env: u.environment(), Cwd: u.t.Workdir, UID: u.ident.uid, GID: u.ident.gid, Groups: u.groups, Root: root,
 		NProc: uint64(u.limits.PIDs), NoFile: defaultNoFile,
 		Disk: u.limits.Disk, Tmp: min(u.limits.Disk, maxTmp), Overlay: u.limits.overlay(u.image != nil),
 		HasInputs: len(u.plan) > 0, Terminal: u.t.Terminal != nil, Network: u.t.Network,

@@ -209,14 +209,14 @@ func (h *helper) prepare() error {
 		if err := os.Mkdir(p, 0o755); err != nil {
 			return failed("workspace", err)
 		}
-		if err := os.Chown(p, int(h.cfg.UID), int(h.cfg.UID)); err != nil {
+		if err := os.Chown(p, int(h.cfg.UID), int(h.cfg.GID)); err != nil {
 			return failed("workspace", err)
 		}
 	}
 	in := os.NewFile(fdInputs, "inputs")
 	defer in.Close()
 	if h.cfg.HasInputs {
-		if err := unpackInputs(in, ws, int(h.cfg.UID)); err != nil {
+		if err := unpackInputs(in, ws, owner{h.cfg.UID, h.cfg.GID}); err != nil {
 			return failed("copy inputs", err)
 		}
 	}
@@ -238,7 +238,7 @@ func (h *helper) makeCwd(ws string) error {
 		return err
 	}
 	defer root.Close()
-	return mkdirsAs(root, cwd[1:], int(h.cfg.UID))
+	return mkdirsAs(root, cwd[1:], owner{h.cfg.UID, h.cfg.GID})
 }
 
 // buildRoot makes the planned tree. Folders of the host are bound into it here,

@@ -129,12 +129,17 @@ func TestTheOverlayFollowsTheLimits_I9(t *testing.T) {
 func TestUsers(t *testing.T) {
 	root := os.Geteuid() == 0
 	for _, c := range []struct {
-		user   string
-		ok     bool
-		inside uint32
-	}{{"0", true, 0}, {"root", true, 0}, {"1000", root, taskUID}, {"task", root, taskUID}, {"1234", root, 1234}, {"2147483647", root, 1<<31 - 1}, {"2147483648", false, 0}, {"nobody", false, 0}, {"-1", false, 0}, {"99999999999", false, 0}} {
+		user string
+		ok   bool
+		o    owner
+	}{
+		{"0", true, owner{}}, {"root", true, owner{}}, {"0:0", true, owner{}}, {"1000", root, owner{1000, 1000}}, {"task", root, owner{1000, 1000}},
+		{"1234", root, owner{1234, 1234}}, {"2147483647", root, owner{maxUID, maxUID}}, {"1234:50", root, owner{1234, 50}}, {"1234:0", root, owner{1234, 0}},
+		{"root:50", root, owner{0, 50}}, {"task:7", root, owner{1000, 7}}, {"2147483648", false, owner{}}, {"0:2147483648", false, owner{}}, {"nobody", false, owner{}},
+		{"0:staff", false, owner{}}, {"0:", false, owner{}}, {":0", false, owner{}}, {"0:0:0", false, owner{}}, {"0:-1", false, owner{}}, {"-1", false, owner{}}, {"99999999999", false, owner{}},
+	} {
 		s, err := chooseIDs(c.user, [2]uint32{200000, 65536})
-		if (err == nil) != c.ok || (c.ok && s.inside != c.inside) {
+		if (err == nil) != c.ok || (c.ok && s.owner != c.o) {
 			t.Errorf("user %q: %+v, %v", c.user, s, err)
 		}
 	}
@@ -147,11 +152,30 @@ func TestUsers(t *testing.T) {
 	}
 }
 
+// Each id inside is mapped once, and to a host id of the run's own.
+func TestIDsAreMappedToTheRunsOwn_I9(t *testing.T) {
+	for _, o := range []owner{{}, {1000, 1000}, {1234, 50}, {1234, 0}, {0, 50}} {
+		a := identitySet{owner: o, slots: 8, base: 200000, slot: 3}.sysProcAttr()
+		for id, maps := range map[uint32][]syscall.SysProcIDMap{o.uid: a.UidMappings, o.gid: a.GidMappings} {
+			if id == 0 {
+				id = taskUID
+			}
+			want := []syscall.SysProcIDMap{{ContainerID: 0, HostID: 200006, Size: 1}, {ContainerID: int(id), HostID: 200007, Size: 1}}
+			if !slices.Equal(maps, want) {
+				t.Errorf("%+v: %v", o, maps)
+			}
+		}
+	}
+}
+
 func TestSpecGrantsNothing(t *testing.T) {
-	s := buildSpec(helperConfig{Args: []string{"x"}, UID: 1000, Cwd: "/workspace", NProc: 5, NoFile: 6, Tmp: 7}, "/run")
+	s := buildSpec(helperConfig{Args: []string{"x"}, UID: 1000, GID: 50, Groups: []uint32{29}, Cwd: "/workspace", NProc: 5, NoFile: 6, Tmp: 7}, "/run")
 	caps := s.Process.Capabilities
 	if len(caps.Bounding)+len(caps.Effective)+len(caps.Permitted)+len(caps.Inheritable)+len(caps.Ambient) != 0 || !s.Process.NoNewPrivileges {
 		t.Errorf("capabilities: %+v", caps)
+	}
+	if u := s.Process.User; u.UID != 1000 || u.GID != 50 || !slices.Equal(u.AdditionalGids, []uint32{29}) {
+		t.Errorf("user: %+v", u)
 	}
 	if s.Root.Path == "/" {
 		t.Error("the host's root is the sandbox's root") // F116

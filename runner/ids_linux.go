@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"strconv"
+	"strings"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -12,12 +13,12 @@ import (
 // identitySet says which host ids the processes of a run have. As an ordinary
 // user there is one: the caller's, as id 0 inside. As root there are two out of
 // sandbox.uid_range, distinct for every concurrent run: one for helper, sentry
-// and gofer (0 inside), one for the task (taskUID inside, or the id asked for).
+// and gofer (0 inside), one for the task (taskUID inside, or the ids asked for).
 type identitySet struct {
-	inside uint32 // the task's id inside, of user and group
-	slots  int    // id pairs in the range, 0 when not root
-	base   uint32
-	slot   int
+	owner     // the task's ids inside
+	slots int // id pairs in the range, 0 when not root
+	base  uint32
+	slot  int
 }
 
 // maxUID is the largest id that a task can have: what fits into an int of every tool.
@@ -29,29 +30,37 @@ func chooseIDs(user string, idRange [2]uint32) (identitySet, error) {
 		if idRange[1] < 2 || idRange[0] == 0 {
 			return s, fmt.Errorf("sandbox.uid_range [%d, %d] holds no pair of unprivileged ids", idRange[0], idRange[1])
 		}
-		s = identitySet{inside: taskUID, slots: int(idRange[1] / 2), base: idRange[0]}
+		s = identitySet{owner: owner{taskUID, taskUID}, slots: int(idRange[1] / 2), base: idRange[0]}
 	}
-	switch user {
-	case "":
+	if user == "" {
 		return s, nil
+	}
+	name, group, grouped := strings.Cut(user, ":")
+	switch name {
 	case "root":
-		user = "0"
+		name = "0"
 	case "task":
-		user = strconv.Itoa(taskUID)
+		name = strconv.Itoa(taskUID)
 	}
-	id, err := strconv.ParseUint(user, 10, 32)
-	if err != nil {
-		return s, fmt.Errorf("user %q: neither root, task nor a number", user)
+	if !grouped {
+		group = name
 	}
-	switch {
-	case id == 0:
-		s.inside = 0
-	case id > maxUID:
-		return s, fmt.Errorf("user %d: an id is at most %d", id, maxUID)
-	case s.slots > 0:
-		s.inside = uint32(id)
-	default:
-		return s, fmt.Errorf("user %d is not mapped into the sandbox: an ordinary user has one id there, 0; hint: leave --user out, or run as root", id)
+	for _, id := range []struct {
+		what, text string
+		to         *uint32
+	}{{"user", name, &s.uid}, {"group", group, &s.gid}} {
+		n, err := strconv.ParseUint(id.text, 10, 32)
+		switch {
+		case err != nil && id.what == "user":
+			return s, fmt.Errorf("user %q: neither root, task nor a number", user)
+		case err != nil:
+			return s, fmt.Errorf("user %q: the group is no number", user)
+		case n > maxUID:
+			return s, fmt.Errorf("%s %d: an id is at most %d", id.what, n, maxUID)
+		case n != 0 && s.slots == 0:
+			return s, fmt.Errorf("%s %d is not mapped into the sandbox: an ordinary user has one id there, 0; hint: leave --user out, or run as root", id.what, n)
+		}
+		*id.to = uint32(n)
 	}
 	return s, nil
 }
@@ -76,15 +85,17 @@ func (s identitySet) sysProcAttr() *syscall.SysProcAttr {
 		a.GidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getgid(), Size: 1}}
 		return a
 	}
-	ids, second := s.hostIDs(s.slot), s.inside
-	if second == 0 {
-		second = taskUID
+	ids := s.hostIDs(s.slot)
+	pair := func(second uint32) []syscall.SysProcIDMap {
+		if second == 0 {
+			second = taskUID
+		}
+		return []syscall.SysProcIDMap{
+			{ContainerID: 0, HostID: int(ids[0]), Size: 1},
+			{ContainerID: int(second), HostID: int(ids[1]), Size: 1},
+		}
 	}
-	m := []syscall.SysProcIDMap{
-		{ContainerID: 0, HostID: int(ids[0]), Size: 1},
-		{ContainerID: int(second), HostID: int(ids[1]), Size: 1},
-	}
-	a.UidMappings, a.GidMappings = m, m
+	a.UidMappings, a.GidMappings = pair(s.uid), pair(s.gid)
 	a.GidMappingsEnableSetgroups = true
 	a.Credential.NoSetGroups = false // drops the groups of root
 	return a

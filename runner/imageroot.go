@@ -42,7 +42,7 @@ const maxPasswd = 1 << 20
 // imageRoot plans a root file system out of an image: its tree, read-only, with
 // what is ours laid over it inside the sandbox. Only gVisor resolves names in
 // the image; here they are looked at without following a link.
-func imageRoot(img *image.Image, t trust, uid uint32, cwd string) (rootPlan, error) {
+func imageRoot(img *image.Image, t trust, o owner, cwd string) (rootPlan, error) {
 	if !path.IsAbs(cwd) {
 		cwd = path.Join("/workspace", cwd)
 	}
@@ -56,7 +56,7 @@ func imageRoot(img *image.Image, t trust, uid uint32, cwd string) (rootPlan, err
 	}
 	if img.Erofs {
 		var err error
-		p.Upper, err = overErofs(t, uid, cwd)
+		p.Upper, err = overErofs(t, o.uid, cwd)
 		return p, err
 	}
 	root, err := os.OpenRoot(img.Root)
@@ -67,19 +67,19 @@ func imageRoot(img *image.Image, t trust, uid uint32, cwd string) (rootPlan, err
 	up := newUpper(root)
 	for _, d := range rootOwned {
 		if kindOf(root, d) == isDir {
-			up.dir(d, 0o755, 0)
+			up.dir(d, 0o755, owner{})
 		}
 	}
-	up.dir("/root", 0o700, 0)
-	up.dir("/var/tmp", 0o1777, 0)
-	passwd, group := accounts(uid)
-	up.file("/etc/passwd", withAccount(readSmall(root, "/etc/passwd"), uid, passwd))
-	up.file("/etc/group", withAccount(readSmall(root, "/etc/group"), uid, group))
+	up.dir("/root", 0o700, owner{})
+	up.dir("/var/tmp", 0o1777, owner{})
+	passwd, group := accounts(o)
+	up.file("/etc/passwd", withAccount(readSmall(root, "/etc/passwd"), o.uid, passwd))
+	up.file("/etc/group", withAccount(readSmall(root, "/etc/group"), o.gid, group))
 	up.names()
 	up.trust(t, javaHome(img.Config.Env))
 	up.apt()
 	if top, _, _ := strings.Cut(strings.TrimPrefix(cwd, "/"), "/"); !slices.Contains(ownTops, top) && kindOf(root, cwd) == isMissing {
-		up.dir(cwd, 0o755, uid)
+		up.dir(cwd, 0o755, o)
 	}
 	p.Upper, err = up.bytes()
 	return p, err
@@ -91,10 +91,10 @@ func imageRoot(img *image.Image, t trust, uid uint32, cwd string) (rootPlan, err
 func overErofs(t trust, uid uint32, cwd string) ([]byte, error) {
 	up := newUpper(nil)
 	for _, d := range ownTops {
-		up.dir("/"+d, 0o755, 0)
+		up.dir("/"+d, 0o755, owner{})
 	}
-	up.dir("/root", 0o700, 0)
-	up.dir("/var/tmp", 0o1777, 0)
+	up.dir("/root", 0o700, owner{})
+	up.dir("/var/tmp", 0o1777, owner{})
 	up.names()
 	up.apt()
 	up.file(caOnlyPath, t.ca)
@@ -236,8 +236,8 @@ func readSmall(root *os.Root, name string) []byte {
 	return b
 }
 
-// withAccount adds the lines for root and the task that an account file (passwd(5), group(5)) lacks.
-func withAccount(have []byte, uid uint32, ours string) []byte {
+// withAccount adds the lines for root and the task's id that an account file (passwd(5), group(5)) lacks.
+func withAccount(have []byte, own uint32, ours string) []byte {
 	ids := map[string]bool{}
 	for line := range strings.Lines(string(have)) {
 		if f := strings.SplitN(strings.TrimSpace(line), ":", 4); len(f) >= 3 {
@@ -247,7 +247,7 @@ func withAccount(have []byte, uid uint32, ours string) []byte {
 	out := bytes.TrimRight(have, "\n")
 	for line := range strings.Lines(ours) {
 		id := strings.SplitN(line, ":", 4)[2]
-		if ids[id] || id != "0" && id != strconv.FormatUint(uint64(uid), 10) {
+		if ids[id] || id != "0" && id != strconv.FormatUint(uint64(own), 10) {
 			continue
 		}
 		if len(out) > 0 {
@@ -276,19 +276,19 @@ func newUpper(root *os.Root) *upper {
 }
 
 // dir adds a folder and the ones above it, which keep the image's content.
-func (u *upper) dir(p string, mode int64, uid uint32) {
+func (u *upper) dir(p string, mode int64, o owner) {
 	if parent := path.Dir(p); parent != "/" {
 		if _, ok := u.dirs["."+parent+"/"]; !ok {
-			u.dir(parent, 0o755, 0)
+			u.dir(parent, 0o755, owner{})
 		}
 	}
 	name := "." + p + "/"
-	u.dirs[name] = &tar.Header{Typeflag: tar.TypeDir, Name: name, Mode: mode, Uid: int(uid), Gid: int(uid)}
+	u.dirs[name] = &tar.Header{Typeflag: tar.TypeDir, Name: name, Mode: mode, Uid: int(o.uid), Gid: int(o.gid)}
 }
 
 func (u *upper) file(p string, data []byte) {
 	if _, ok := u.dirs["."+path.Dir(p)+"/"]; !ok {
-		u.dir(path.Dir(p), 0o755, 0)
+		u.dir(path.Dir(p), 0o755, owner{})
 	}
 	u.list = append(u.list, upperFile{"." + p, data})
 }

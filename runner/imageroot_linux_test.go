@@ -33,7 +33,7 @@ func upperOf(t *testing.T, cwd string, env []string, files map[string]string) (r
 		}
 		write(t, p, data, 0o644)
 	}
-	plan, err := imageRoot(&image.Image{Ref: "test", Root: dir, Config: image.Config{Env: env}}, newTrust([]byte(testCA), nil), taskUID, cwd)
+	plan, err := imageRoot(&image.Image{Ref: "test", Root: dir, Config: image.Config{Env: env}}, newTrust([]byte(testCA), nil), owner{taskUID, taskUID}, cwd)
 	if err != nil {
 		t.Fatal(err)
 	}

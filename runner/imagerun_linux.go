@@ -7,8 +7,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
-	"strings"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -35,7 +33,7 @@ func (u *run) useImage(ctx context.Context) error {
 		u.t.Workdir = cfg.Workdir
 	}
 	if u.t.User == "" {
-		u.t.User = u.imageUser(cfg.User)
+		u.t.User, u.groups = u.imageUser(cfg.User, os.Geteuid() == 0)
 	}
 	return nil
 }
@@ -81,38 +79,6 @@ func imageCommand(entrypoint, words []string, ours *string, argv []string) []str
 		argv = words
 	}
 	return slices.Concat(entrypoint, argv)
-}
-
-// imageUser is the user that the image asks for, as far as this host maps it;
-// any other is the run's default user.
-func (u *run) imageUser(name string) string {
-	if name == "" || name == "root" {
-		return name
-	}
-	id, err := strconv.ParseUint(name, 10, 32)
-	if err != nil {
-		root, rerr := os.OpenRoot(u.image.Root)
-		if rerr != nil {
-			return ""
-		}
-		defer root.Close()
-		if id, err = uidOf(readSmall(root, "/etc/passwd"), name); err != nil {
-			return ""
-		}
-	}
-	if id == 0 || id <= maxUID && os.Geteuid() == 0 {
-		return strconv.FormatUint(id, 10)
-	}
-	return ""
-}
-
-func uidOf(passwd []byte, name string) (uint64, error) {
-	for line := range strings.Lines(string(passwd)) {
-		if f := strings.SplitN(line, ":", 4); len(f) == 4 && f[0] == name {
-			return strconv.ParseUint(f[2], 10, 32)
-		}
-	}
-	return 0, fmt.Errorf("no user %q in the image", name)
 }
 
 // imageRef is the root file system as it is recorded.

@@ -150,9 +150,9 @@ func regular(f *os.File, err error) (*os.File, error) {
 	return f, nil
 }
 
-// unpackInputs extracts the stream below dir, inside an os.Root, as uid. It runs
+// unpackInputs extracts the stream below dir, inside an os.Root, as the task's. It runs
 // in the helper; the stream was made by packInputs of the same binary.
-func unpackInputs(r io.Reader, dir string, uid int) error {
+func unpackInputs(r io.Reader, dir string, o owner) error {
 	root, err := os.OpenRoot(dir)
 	if err != nil {
 		return err
@@ -176,17 +176,17 @@ func unpackInputs(r io.Reader, dir string, uid int) error {
 		if !filepath.IsLocal(name) {
 			return fmt.Errorf("entry %q is not local", h.Name)
 		}
-		if err := mkdirsAs(root, path.Dir(name), uid); err != nil {
+		if err := mkdirsAs(root, path.Dir(name), o); err != nil {
 			return err
 		}
 		if h.Typeflag == tar.TypeDir {
-			if err := mkdirsAs(root, name, uid); err != nil {
+			if err := mkdirsAs(root, name, o); err != nil {
 				return err
 			}
 			dirs = append(dirs, stamp{name, h})
 			continue
 		}
-		if err := unpackOne(root, tr, h, name, uid); err != nil {
+		if err := unpackOne(root, tr, h, name, o); err != nil {
 			return fmt.Errorf("%s: %w", name, err)
 		}
 	}
@@ -201,13 +201,13 @@ func unpackInputs(r io.Reader, dir string, uid int) error {
 	return nil
 }
 
-func unpackOne(root *os.Root, r io.Reader, h *tar.Header, name string, uid int) error {
+func unpackOne(root *os.Root, r io.Reader, h *tar.Header, name string, o owner) error {
 	switch h.Typeflag {
 	case tar.TypeSymlink:
 		if err := root.Symlink(h.Linkname, name); err != nil {
 			return err
 		}
-		return root.Lchown(name, uid, uid)
+		return root.Lchown(name, int(o.uid), int(o.gid))
 	case tar.TypeLink:
 		return root.Link(path.Clean(h.Linkname), name)
 	case tar.TypeReg:
@@ -222,7 +222,7 @@ func unpackOne(root *os.Root, r io.Reader, h *tar.Header, name string, uid int) 
 	if _, err := io.Copy(f, r); err != nil {
 		return err
 	}
-	if err := f.Chown(uid, uid); err != nil {
+	if err := f.Chown(int(o.uid), int(o.gid)); err != nil {
 		return err
 	}
 	if err := f.Chmod(fs.FileMode(h.Mode) & fs.ModePerm); err != nil {
@@ -234,8 +234,8 @@ func unpackOne(root *os.Root, r io.Reader, h *tar.Header, name string, uid int) 
 	return root.Chtimes(name, h.ModTime, h.ModTime)
 }
 
-// mkdirsAs makes the missing folders on the way to name, owned by uid.
-func mkdirsAs(root *os.Root, name string, uid int) error {
+// mkdirsAs makes the missing folders on the way to name, owned by o.
+func mkdirsAs(root *os.Root, name string, o owner) error {
 	if name == "." {
 		return nil
 	}
@@ -245,11 +245,11 @@ func mkdirsAs(root *os.Root, name string, uid int) error {
 		}
 		return nil
 	}
-	if err := mkdirsAs(root, path.Dir(name), uid); err != nil {
+	if err := mkdirsAs(root, path.Dir(name), o); err != nil {
 		return err
 	}
 	if err := root.Mkdir(name, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
 	}
-	return root.Lchown(name, uid, uid)
+	return root.Lchown(name, int(o.uid), int(o.gid))
 }

@@ -44,7 +44,7 @@ func TestALargeInputArrivesIntact_F116(t *testing.T) {
 		}
 		sums <- files[0].SHA256
 	}()
-	if err := unpackInputs(pr, dst, os.Getuid()); err != nil {
+	if err := unpackInputs(pr, dst, owner{uint32(os.Getuid()), uint32(os.Getgid())}); err != nil {
 		t.Fatal(err)
 	}
 	got, err := os.Open(filepath.Join(dst, "workspace", "big"))

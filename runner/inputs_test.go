@@ -37,7 +37,7 @@ func copyInputs(t *testing.T, inputs ...Input) (string, error) {
 			t.Errorf("%s: no hash", f.Path)
 		}
 	}
-	return dir, unpackInputs(&buf, dir, os.Getuid())
+	return dir, unpackInputs(&buf, dir, owner{uint32(os.Getuid()), uint32(os.Getgid())})
 }
 
 func write(t *testing.T, p, data string, mode os.FileMode) {

@@ -3,9 +3,9 @@ package runner
 func (u *run) rootPlan() (rootPlan, error) {
 	t := newTrust(u.pr.CACertPEM(), u.outside.Roots)
 	if u.image == nil {
-		return curatedRoot(t, u.ident.inside)
+		return curatedRoot(t, u.ident.owner)
 	}
-	p, err := imageRoot(u.image, t, u.ident.inside, u.t.Workdir)
+	p, err := imageRoot(u.image, t, u.ident.owner, u.t.Workdir)
 	p.Detached = u.ident.slots > 0
 	return p, err
 }
@@ -13,7 +13,7 @@ func (u *run) rootPlan() (rootPlan, error) {
 // environment is the whole environment of the task: nothing of ours leaks in.
 func (u *run) environment() []string {
 	home := "/root"
-	if u.ident.inside != 0 {
+	if u.ident.uid != 0 {
 		home = "/workspace"
 	}
 	env := []string{"PATH=" + defaultPath, "HOME=" + home, "LANG=C.UTF-8", "TERM=" + u.termName()}

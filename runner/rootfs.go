@@ -56,19 +56,30 @@ const (
 	resolvFile   = "nameserver " + resolverAddr + "\noptions timeout:2 attempts:2\n"
 )
 
+// owner is a user and a group inside.
+type owner struct{ uid, gid uint32 }
+
 // accounts returns /etc/passwd and /etc/group (passwd(5), group(5)): root, the
-// task under its id, and nobody.
-func accounts(uid uint32) (passwd, group string) {
+// task under its ids, and nobody.
+func accounts(o owner) (passwd, group string) {
 	passwd, group = "root:x:0:0:root:/root:/bin/sh\n", "root:x:0:\n"
-	if uid == 0 {
-		uid = taskUID
+	if o.uid == 0 {
+		o.uid = taskUID
+		if o.gid == 0 {
+			o.gid = taskUID
+		}
 	}
-	passwd += fmt.Sprintf("task:x:%d:%d:task:/workspace:/bin/sh\n", uid, uid)
-	group += fmt.Sprintf("task:x:%d:\n", uid)
-	if uid == nobodyUID {
-		return passwd, group
+	passwd += fmt.Sprintf("task:x:%d:%d:task:/workspace:/bin/sh\n", o.uid, o.gid)
+	if o.gid != 0 {
+		group += fmt.Sprintf("task:x:%d:\n", o.gid)
 	}
-	return passwd + "nobody:x:65534:65534:nobody:/:/bin/false\n", group + "nogroup:x:65534:\n"
+	if o.uid != nobodyUID {
+		passwd += "nobody:x:65534:65534:nobody:/:/bin/false\n"
+	}
+	if o.gid != nobodyUID {
+		group += "nogroup:x:65534:\n"
+	}
+	return passwd, group
 }
 
 // hostConfig are folders below /etc that hold no secret and that programs in
@@ -80,7 +91,7 @@ var hostConfigFiles = []string{"/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/mime
 
 // curatedRoot plans the default root: the host's /usr and a generated /etc,
 // nothing else of the host. Reading the host is all it does.
-func curatedRoot(t trust, uid uint32) (rootPlan, error) {
+func curatedRoot(t trust, o owner) (rootPlan, error) {
 	var p rootPlan
 	for _, d := range []string{"/etc", "/etc/ssl", "/etc/ssl/certs", "/etc/ssl/warder", "/etc/ssl/private", "/etc/pki/tls/certs", "/dev", "/proc", "/sys", "/run", "/var", "/var/lib", "/var/cache", "/var/log", "/home", "/mnt", "/opt", "/srv", "/workspace", "/out", "/usr"} {
 		p.Dirs = append(p.Dirs, planDir{d, 0o755})
@@ -109,7 +120,7 @@ func curatedRoot(t trust, uid uint32) (rootPlan, error) {
 			p.Files = append(p.Files, planFile{f, data})
 		}
 	}
-	p.addGenerated(t, uid)
+	p.addGenerated(t, o)
 	return p, nil
 }
 
@@ -140,9 +151,9 @@ func (p *rootPlan) addTop(name string) error {
 	return nil
 }
 
-func (p *rootPlan) addGenerated(t trust, uid uint32) {
+func (p *rootPlan) addGenerated(t trust, o owner) {
 	text := func(path, data string) { p.Files = append(p.Files, planFile{path, []byte(data)}) }
-	passwd, group := accounts(uid)
+	passwd, group := accounts(o)
 	text("/etc/passwd", passwd)
 	text("/etc/group", group)
 	text("/etc/nsswitch.conf", "passwd: files\ngroup: files\nshadow: files\nhosts: files dns\nnetworks: files\nprotocols: files\nservices: files\n")

@@ -57,6 +57,7 @@ type run struct {
 	*Runner
 	t        Task
 	ident    identitySet
+	groups   []uint32 // the task's besides its own: of the image's user
 	state    *State
 	cg       *runCgroup
 	host     *cgroupHost
@@ -141,7 +142,7 @@ func (u *run) begin(ctx context.Context) error {
 		return refusef("%w", err)
 	}
 	if u.ident, err = chooseIDs(u.t.User, u.t.UIDRange); err != nil {
-		return refusef("%w", hinted(err, "--user root, task or a number"))
+		return refusef("%w", hinted(err, "--user root, task or a number, and a group's number after a colon"))
 	}
 	if u.state, err = u.State.begin(u.t.Run.ID, u.ident.slots, u.ident.hostIDs); err != nil {
 		return refusef("%w", err)

@@ -25,6 +25,8 @@ type helperConfig struct {
 	Env       []string `json:"env"` // NAME=value, stand-ins included
 	Cwd       string   `json:"cwd"`
 	UID       uint32   `json:"uid"`
+	GID       uint32   `json:"gid"`
+	Groups    []uint32 `json:"groups"` // besides GID; known to the sentry alone, which maps no host id to them
 	Root      rootPlan `json:"root"`
 	NProc     uint64   `json:"nproc"`
 	NoFile    uint64   `json:"nofile"`
@@ -52,7 +54,7 @@ func buildSpec(h helperConfig, base string) *specs.Spec {
 			Args: h.Args, Env: h.Env, Cwd: h.Cwd,
 			Terminal:        h.Terminal,
 			NoNewPrivileges: true,
-			User:            specs.User{UID: h.UID, GID: h.UID},
+			User:            specs.User{UID: h.UID, GID: h.GID, AdditionalGids: h.Groups},
 			Capabilities:    &specs.LinuxCapabilities{}, // none, in every set
 			Rlimits: []specs.POSIXRlimit{
 				rlimit("RLIMIT_NOFILE", h.NoFile), rlimit("RLIMIT_NPROC", h.NProc), rlimit("RLIMIT_CORE", 0),

@@ -41,6 +41,9 @@ func (u *run) supervise(ctx context.Context, res *Result) error {
 		case m.Phase == phaseCreated:
 			u.sandboxPID.Store(int64(m.SandboxPID))
 			u.trace(phaseCreated)
+			if err := u.image.Unchanged(); err != nil { // it is open now
+				return refusef("%w", err)
+			}
 			if err := u.openLog(ctx); err != nil {
 				return refusef("%w", err)
 			}
@@ -337,7 +340,7 @@ func (u *run) recordStart(ctx context.Context) error {
 		Event: audit.EventRunStart, Run: &ident,
 		RunStart: &audit.RunStart{
 			Argv: u.t.Argv, EnvNames: envNames(u.environment()), Inputs: u.copied,
-			Limits: limits, Image: u.imageRef(),
+			Limits: limits, Image: u.imageRef(), NoDigest: ident.ImageDigest == "",
 		},
 	}).Wait(ctx)
 	return errors.Join(err, u.recordNetwork(ctx))

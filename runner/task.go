@@ -21,7 +21,7 @@ type Task struct {
 	Argv     []string
 	Env      []string // NAME=value, declared by the caller
 	Workdir  string   // a relative one is below /workspace
-	User     string   // "", a uid, "root" or "task"
+	User     string   // "", a uid, "root" or "task"; ":" and a gid may follow
 	Limits   Limits
 	Image    string    // reference of the root file system; "" is the host's /usr
 	UIDRange [2]uint32 // first host id and count, used as root

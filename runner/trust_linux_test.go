@@ -43,7 +43,7 @@ func trustGolden(t *testing.T) string {
 	for _, v := range slices.SortedFunc(slices.Values(trustTable), func(a, b trustVar) int { return strings.Compare(a.name, b.name) }) {
 		fmt.Fprintf(&out, "  %s=%s: %s\n", v.name, v.file, v.client)
 	}
-	plan, err := curatedRoot(tr, taskUID)
+	plan, err := curatedRoot(tr, owner{taskUID, taskUID})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -132,7 +132,7 @@ func upperOfTrust(t *testing.T, tr trust) map[string]string {
 		write(t, to, "theirs", 0o644)
 	}
 	img := &image.Image{Ref: "test", Root: dir, Config: image.Config{Env: []string{"JAVA_HOME=/srv/java"}}}
-	plan, err := imageRoot(img, tr, taskUID, "")
+	plan, err := imageRoot(img, tr, owner{taskUID, taskUID}, "")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,11 +1,17 @@
 package main
 
 import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
+
+	"warder/audit"
 )
 
 // erofsImage makes an EROFS file of a folder with the tools (mkfs.erofs(1)).
@@ -81,4 +87,73 @@ func TestE2EErofsThatIsNoneIsRefused(t *testing.T) {
 	}
 	l.mustHold(l.warder("run", "--image", "erofs:"+t.TempDir(), "--", "true"), 125, "not a file")
 	l.mustBeComplete()
+}
+
+// TestE2EWhatHasADigestIsRecordedByIt: an EROFS file by the SHA-256 of its bytes, which
+// policy sees too; of a folder the record says that there is none.
+func TestE2EWhatHasADigestIsRecordedByIt(t *testing.T) {
+	l := newLab(t)
+	file := erofsImage(t)
+	b, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	sum := sha256.Sum256(b)
+	digest := "sha256:" + hex.EncodeToString(sum[:])
+	l.write("policies/api.rego", `package warder.egress
+
+# METADATA
+# title: Only for one file
+allow contains {"rule": "that-file"} if {
+	input.request.host == "`+allowedHost+`"
+	input.run.image_digest == "`+digest+`"
+}
+`)
+	folder := rootFolder(t)
+	fetch := []string{"--", "curl", "-sS", "-o", "/dev/null", "-w", "%{http_code}", "https://" + allowedHost + "/v1/z"}
+	for _, c := range []struct{ image, status, digest string }{
+		{"erofs:" + file, "200", digest}, {"erofs:" + file, "200", digest}, {"dir:" + folder, "403", ""}, {"", "403", ""},
+	} {
+		before := len(l.records(nil))
+		l.mustHold(l.warder(append([]string{"run", "--image", c.image}, fetch...)...), 0, c.status)
+		starts := l.records(func(r *audit.Record) bool { return r.Event == audit.EventRunStart })
+		name := c.image
+		if name == "" {
+			name = "host:curated"
+		}
+		last := starts[len(starts)-1]
+		if len(l.records(nil)) == before || last.Run.ImageDigest != c.digest || last.Image != name || last.NoDigest != (c.digest == "") {
+			t.Errorf("%s: the log says %q, %q, no digest %v", c.image, last.Image, last.Run.ImageDigest, last.NoDigest)
+		}
+	}
+	l.mustBeComplete()
+}
+
+// TestE2EAnImageThatChangesMeanwhileIsRefused: after its digest was taken, and before
+// the task starts.
+func TestE2EAnImageThatChangesMeanwhileIsRefused(t *testing.T) {
+	l := newLab(t)
+	file := erofsImage(t)
+	for try := range 10 {
+		trace := filepath.Join(l.dir, "trace-changed-"+string(rune('a'+try)))
+		cmd := l.command(t.Context(), "run", "--trace", trace, "--image", "erofs:"+file, "--user", "root", "--", "/bin/sh", "-c", "echo it ran")
+		var out bytes.Buffer
+		cmd.Stdout, cmd.Stderr = &out, &out
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		followTrace(t, trace, "spawned")
+		if err := os.Chtimes(file, time.Time{}, time.Now()); err != nil {
+			t.Fatal(err)
+		}
+		_ = cmd.Wait()
+		switch code := cmd.ProcessState.ExitCode(); {
+		case code == 125 && strings.Contains(out.String(), "it was changed while the run began") && !strings.Contains(out.String(), "it ran"):
+			l.mustBeComplete()
+			return
+		case code != 0: // 0: the change came too late
+			t.Fatalf("exit %d: %s", code, out.String())
+		}
+	}
+	t.Error("a changed image was never noticed")
 }

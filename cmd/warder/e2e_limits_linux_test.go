@@ -161,7 +161,8 @@ func decodeRun(t *testing.T, o outcomeOf) (r jsonRun) {
 func TestE2EEndlessOutputIsBounded_F128(t *testing.T) {
 	l := newLab(t)
 	mib := number(t, "WARDER_SOAK_OUTPUT_MIB", 24)
-	script := fmt.Sprintf("yes | head -c %dM & yes no | head -c %dM >&2; wait", mib, mib)
+	// In blocks of a MiB: through a pipe of yes(1), the sandbox's system calls are what is measured.
+	script := fmt.Sprintf("yes | head -c 1M >/tmp/y; yes no | head -c 1M >/tmp/n; for i in $(seq %d); do y=\"$y /tmp/y\" n=\"$n /tmp/n\"; done; cat $y & cat $n >&2; wait", mib)
 	peak := func(args ...string) (int64, []byte, int64) {
 		t.Helper()
 		cmd := l.command(t.Context(), append(append([]string{"run", "--timeout", "60m"}, args...), "--", "/bin/sh", "-c", script)...)
@@ -210,15 +211,37 @@ func TestE2EEndlessOutputIsBounded_F128(t *testing.T) {
 	}
 }
 
-// yes is the output of yes(1).
-type yes struct{ odd bool }
+// yes is the output of yes(1). It is copied out of a block: a byte at a time, 10 GiB
+// take longer than the runs that they are compared with.
+type yes struct{ at int }
+
+var yesBlock = bytes.Repeat([]byte("y\n"), 32<<10)
 
 func (y *yes) Read(b []byte) (int, error) {
-	for i := range b {
-		b[i] = "y\n"[map[bool]int{true: 1}[y.odd]]
-		y.odd = !y.odd
+	n := 0
+	for n < len(b) {
+		n += copy(b[n:], yesBlock[(y.at+n)%2:])
 	}
-	return len(b), nil
+	y.at += n
+	return n, nil
+}
+
+// TestYesIsThatOfTheProgram: whatever the sizes of the reads are.
+func TestYesIsThatOfTheProgram(t *testing.T) {
+	want := bytes.Repeat([]byte("y\n"), 200_000)
+	for _, size := range []int{1, 3, 4096, 65535, 65536, 65537, 200_001} {
+		got, b := []byte(nil), make([]byte, size)
+		for y := new(yes); len(got) < len(want); {
+			n, err := y.Read(b)
+			if n == 0 || err != nil {
+				t.Fatalf("%d, %v", n, err)
+			}
+			got = append(got, b[:n]...)
+		}
+		if !bytes.Equal(got[:len(want)], want) {
+			t.Errorf("reads of %d bytes: not what yes writes", size)
+		}
+	}
 }
 
 type countingWriter struct{ n int64 }

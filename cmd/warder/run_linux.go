@@ -71,7 +71,7 @@ executable, 127 not found, 128+n ended by signal n, 137 out of memory.`,
 	fl.StringVar(&f.artifactsDir, "artifacts-dir", "", "`folder` for artefacts (default ./artifacts)")
 	fl.StringArrayVarP(&f.env, "env", "e", nil, "set `NAME=VALUE` inside")
 	fl.StringVarP(&f.workdir, "workdir", "w", "", "working `directory` inside (default /workspace)")
-	fl.StringVarP(&f.user, "user", "u", "", "`user` inside: root, task or a number")
+	fl.StringVarP(&f.user, "user", "u", "", "`user` inside: root, task or a number, and a group's number after a colon")
 	fl.StringVar(&f.image, "image", "", "root file system: a registry's `reference`, or docker-archive:, oci-archive:, oci:, dir: or erofs: with a path")
 	fl.StringVar(&f.entrypoint, "entrypoint", "", "`program` in place of the image's entry point; empty for none")
 	fl.StringArrayVar(&f.credentials, "credential", nil, "offer only this credential `name` (may be repeated)")

@@ -20,6 +20,7 @@ import (
 //	trees/HEX          the tree of the configuration with this digest, complete
 //	locks/HEX          held shared by users of the tree, alone by whoever makes
 //	                   or removes it
+//	digests/DEV-INO    the digest of a file that is used where it is
 const (
 	blobsDir = "blobs/sha256"
 	treesDir = "trees"

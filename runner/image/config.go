@@ -13,7 +13,7 @@ import (
 
 // Config is what an image asks of whoever runs it.
 type Config struct {
-	User       string   // "", a name or an id, without the group
+	User       string   // "", or a name or an id, and ":" with that of a group may follow
 	Workdir    string   // absolute, or ""
 	Entrypoint []string // goes before the command
 	Cmd        []string // the command when the caller has none
@@ -31,8 +31,7 @@ func readConfig(raw []byte) (Config, []v1.Hash, error) {
 	if f.OS != "" && f.OS != "linux" || f.Architecture != "" && f.Architecture != runtime.GOARCH {
 		return Config{}, nil, fmt.Errorf("it is for %s/%s; hint: this machine runs linux/%s", f.OS, f.Architecture, runtime.GOARCH)
 	}
-	user, _, _ := strings.Cut(f.Config.User, ":")
-	c := Config{User: user, Entrypoint: f.Config.Entrypoint, Cmd: f.Config.Cmd}
+	c := Config{User: f.Config.User, Entrypoint: f.Config.Entrypoint, Cmd: f.Config.Cmd}
 	if f.Config.WorkingDir != "" && f.Config.WorkingDir != "/" {
 		c.Workdir = path.Join("/", f.Config.WorkingDir)
 	}

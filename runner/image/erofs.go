@@ -1,6 +1,7 @@
 package image
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 	"io"
@@ -17,8 +18,8 @@ const (
 )
 
 // erofs uses an EROFS image where it is. Nothing but its magic number is looked at
-// here: gVisor reads the rest, inside.
-func erofs(name string) (*Image, error) {
+// here, and the digest of its bytes taken: gVisor reads the rest, inside.
+func (s *Store) erofs(ctx context.Context, name string) (*Image, error) {
 	abs, err := filepath.Abs(name)
 	if err != nil {
 		return nil, err
@@ -45,5 +46,9 @@ func erofs(name string) (*Image, error) {
 	if binary.LittleEndian.Uint32(magic[:]) != erofsMagic {
 		return nil, errors.New("not an EROFS file system; hint: mkfs.erofs -E noinline_data FILE FOLDER")
 	}
-	return &Image{Root: abs, Erofs: true}, nil
+	digest, state, err := s.digestOf(ctx, f)
+	if err != nil {
+		return nil, err
+	}
+	return &Image{Ref: kindErofs + ":" + abs, Digest: digest, Root: abs, Erofs: true, state: state}, nil
 }

@@ -29,6 +29,11 @@ func (s *Store) lockStore(ctx context.Context, how int) (*os.File, error) {
 // Prune removes every image that no run uses, and returns how many there were.
 // It waits for fetches under way, until the end of ctx.
 func (s *Store) Prune(ctx context.Context) (int, error) {
+	if s.dir != "" {
+		if err := os.RemoveAll(filepath.Join(s.dir, digestsDir)); err != nil {
+			return 0, fmt.Errorf("cache: %w", err)
+		}
+	}
 	trees, err := os.ReadDir(filepath.Join(s.dir, treesDir))
 	if errors.Is(err, fs.ErrNotExist) {
 		return 0, nil

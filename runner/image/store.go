@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"time"
 
 	"github.com/google/go-containerregistry/pkg/name"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
@@ -32,6 +33,7 @@ type Store struct {
 	protected []string
 	logins    logins
 	limits    Limits
+	settle    time.Duration // see digestSettle
 }
 
 // NewStore returns a store; nothing is touched yet.
@@ -39,18 +41,19 @@ func NewStore(o Options) *Store {
 	if o.Limits == (Limits{}) {
 		o.Limits = DefaultLimits()
 	}
-	return &Store{o.Dir, o.Roots, o.Protected, logins{o.Logins}, o.Limits}
+	return &Store{o.Dir, o.Roots, o.Protected, logins{o.Logins}, o.Limits, digestSettle}
 }
 
 // Image is a folder, or an EROFS image, that can be a root file system. Until Close its cache entry
 // is locked against removal.
 type Image struct {
-	Ref    string // the reference in full
-	Digest string // "sha256:…" of the manifest (docker-archive: of the configuration); "" of what is used where it is
+	Ref    string // the reference in full; of what is used where it is with the path that links lead to
+	Digest string // "sha256:…" of the manifest (docker-archive: of the configuration; erofs: of the file); "" of a folder
 	Root   string // the folder, or the file
 	Erofs  bool   // Root is a file with an EROFS file system
 	Config Config
 	lock   *os.File
+	state  fileState // of an EROFS file when its digest was taken
 }
 
 // Close lets go of the cache entry.
@@ -72,7 +75,9 @@ func (s *Store) Get(ctx context.Context, reference string) (*Image, error) {
 	if err != nil {
 		return nil, fmt.Errorf("image %s: %w", ref, err)
 	}
-	img.Ref = ref.String()
+	if img.Ref == "" {
+		img.Ref = ref.String()
+	}
 	return img, nil
 }
 
@@ -81,7 +86,7 @@ func (s *Store) get(ctx context.Context, ref Reference) (*Image, error) {
 	case kindFolder:
 		return s.folder(ref.path)
 	case kindErofs:
-		return erofs(ref.path)
+		return s.erofs(ctx, ref.path)
 	}
 	if err := s.makeDirs(); err != nil {
 		return nil, err
@@ -221,5 +226,5 @@ func (s *Store) folder(dir string) (*Image, error) {
 	if what := s.exposes(abs, fi); what != "" {
 		return nil, fmt.Errorf("it would show %s to the task; hint: name a folder that holds a root file system and nothing else", what)
 	}
-	return &Image{Root: abs}, nil
+	return &Image{Ref: kindFolder + ":" + abs, Root: abs}, nil
 }

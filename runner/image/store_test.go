@@ -164,7 +164,7 @@ func TestAnImageIsFetchedOnce(t *testing.T) {
 	if got := listing(t, img.Root); strings.Join(got, " ") != "a=1 b=2" {
 		t.Errorf("tree %q", got)
 	}
-	want := Config{User: "img", Workdir: "/srv", Env: []string{"A=1"}}
+	want := Config{User: "img:staff", Workdir: "/srv", Env: []string{"A=1"}}
 	if img.Config.User != want.User || img.Config.Workdir != want.Workdir || strings.Join(img.Config.Env, " ") != "A=1" {
 		t.Errorf("config %+v, want %+v", img.Config, want)
 	}
