@@ -76,6 +76,7 @@ type exchange struct {
 	body     *clientBody // nil: none
 	duplex   bool        // the answer may overtake the body
 	headSent bool        // no more interim responses
+	interims int         // their size so far
 	over     bool        // the exchange has ended
 	stop     context.CancelFunc
 	far      io.Closer // the upstream's side, from its answer on
