@@ -109,6 +109,7 @@ func (x *exchange) trace(done <-chan struct{}) *httptrace.ClientTrace {
 // forward sends the request once. It is sent again only while nothing of it has
 // been written: net/http's own replays are ruled out by the body (see sending).
 func (x *exchange) forward(r *http.Request) (*http.Response, error) {
+	defer x.noMoreInterims()
 	began := time.Now()
 	defer func() { x.timing.Upstream = micros(time.Since(began)) }()
 	body := x.sending(r)
@@ -128,7 +129,6 @@ func (x *exchange) forward(r *http.Request) (*http.Response, error) {
 		u.conn, u.reused = nil, false
 		resp, err := x.transport().RoundTrip(out)
 		x.mu.Lock()
-		x.headSent = err == nil
 		broken := x.cut
 		if err == nil {
 			x.far = resp.Body

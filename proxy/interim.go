@@ -13,10 +13,11 @@ const (
 )
 
 // interim passes on 1xx answers but for 100, which net/http gives when the body
-// is read. It runs on the transport's goroutine.
-func (x *exchange) interim(code int, h textproto.MIMEHeader) error {
-	x.mu.Lock()
-	defer x.mu.Unlock()
+// is read. It runs on the transport's goroutine, which may outlive the exchange.
+func (x *exchange) interim(code int, h textproto.MIMEHeader) (err error) {
+	defer recoverTo(&err, "interim", x.p.panicked)
+	x.early.Lock()
+	defer x.early.Unlock()
 	// net/http bounds them only where nobody looks at them.
 	x.interims += interimSize
 	for name, values := range h {
@@ -41,4 +42,12 @@ func (x *exchange) interim(code int, h textproto.MIMEHeader) error {
 		delete(out, k)
 	}
 	return nil
+}
+
+// noMoreInterims returns when none is being written, and none will be: what comes
+// next on the client's side is the answer.
+func (x *exchange) noMoreInterims() {
+	x.early.Lock()
+	defer x.early.Unlock()
+	x.headSent = true
 }
