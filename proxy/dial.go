@@ -16,11 +16,8 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"time"
-
-	"warder/audit"
 )
 
 // dialer makes every connection that leaves on behalf of a run. It resolves
@@ -35,83 +32,6 @@ type dialer struct {
 	used    func(ctx context.Context, name string, o override) // an override was used
 
 	panicked func(where string, v any)
-}
-
-// upstreamConn is a dialled connection and what is known of it.
-type upstreamConn struct {
-	net.Conn
-	addr       netip.AddrPort // zero behind upstream.via
-	tlsVersion string
-	certSHA256 string
-	dst        *audit.Dst  // the same, for records
-	streams    bool        // HTTP/2: the peer may speak at any time
-	unheard    bool        // HTTP/1 is awaited, and nothing came yet
-	http2      atomic.Bool // what came was not HTTP/1 but HTTP/2
-	wrote      atomic.Bool // something of a request may have left
-	buffers    *sync.Pool
-
-	// use counts the exchanges that had the connection, idle is the count at
-	// which it went back to the pool. Equal: nobody asked for anything.
-	use, idle atomic.Int64
-}
-
-var errUnasked = errors.New("proxy: the upstream spoke without being asked")
-
-// Read fails on bytes that nobody asked for. net/http would print them on the
-// standard logger, and they may hold what was injected before.
-func (c *upstreamConn) Read(p []byte) (int, error) {
-	n, err := c.Conn.Read(p)
-	if n > 0 && c.unheard {
-		if c.unheard = false; p[0] == 0 { // a SETTINGS frame: no answer of HTTP/1 begins so
-			c.http2.Store(true)
-			return 0, otherProtocol("http/1.1")
-		}
-	}
-	if n > 0 && !c.streams && c.use.Load() == c.idle.Load() {
-		return 0, errUnasked
-	}
-	return n, err
-}
-
-// ReadFrom copies a request's body with a pooled buffer; without it net/http
-// makes a new one for every request.
-func (c *upstreamConn) ReadFrom(src io.Reader) (total int64, err error) {
-	buf := c.buffers.Get().(*[]byte)
-	defer c.buffers.Put(buf)
-	for {
-		n, rerr := src.Read(*buf)
-		if n > 0 {
-			wrote, werr := c.Write((*buf)[:n])
-			total += int64(wrote)
-			if werr != nil {
-				return total, werr
-			}
-		}
-		if errors.Is(rerr, io.EOF) {
-			return total, nil
-		}
-		if rerr != nil {
-			return total, rerr
-		}
-	}
-}
-
-// Write notes that bytes left. A connection that the peer had closed before
-// refuses the first write, and then nothing has left.
-func (c *upstreamConn) Write(p []byte) (int, error) {
-	n, err := c.Conn.Write(p)
-	if n > 0 || err != nil && !errors.Is(err, net.ErrClosed) {
-		c.wrote.Store(true)
-	}
-	return n, err
-}
-
-// CloseWrite half-closes where the connection can.
-func (c *upstreamConn) CloseWrite() error {
-	if h, ok := c.Conn.(interface{ CloseWrite() error }); ok {
-		return h.CloseWrite()
-	}
-	return nil
 }
 
 func newDialer(up *upstreams, timeout time.Duration, buffers *sync.Pool) *dialer {

@@ -70,12 +70,15 @@ type exchange struct {
 	answer   answerBody
 	upstream upstreamUse
 
+	early    sync.Mutex // held while an interim answer is written; apart, as that may take long
+	headSent bool       // no more of them
+	interims int        // their size so far
+
 	mu       sync.Mutex
 	cut      *refusal // a limit was reached, or the peer failed, in mid-body
 	hijacked net.Conn
 	body     *clientBody // nil: none
 	duplex   bool        // the answer may overtake the body
-	headSent bool        // no more interim responses
 	over     bool        // the exchange has ended
 	stop     context.CancelFunc
 	far      io.Closer // the upstream's side, from its answer on

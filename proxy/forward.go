@@ -8,7 +8,6 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptrace"
-	"net/textproto"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -80,7 +79,7 @@ type upstreamUse struct {
 }
 
 // trace tells the exchange of its upstream connection.
-func (x *exchange) trace() *httptrace.ClientTrace {
+func (x *exchange) trace(done <-chan struct{}) *httptrace.ClientTrace {
 	u := &x.upstream
 	return &httptrace.ClientTrace{
 		GotConn: func(info httptrace.GotConnInfo) {
@@ -92,6 +91,9 @@ func (x *exchange) trace() *httptrace.ClientTrace {
 				u.pooled.Store(u.conn)
 				u.conn.wrote.Store(false)
 				x.dst = u.conn.dst
+				if u.reused && !u.conn.streams {
+					u.conn.settle(done)
+				}
 			}
 		},
 		// It may come late, when the next exchange has the connection already.
@@ -107,11 +109,12 @@ func (x *exchange) trace() *httptrace.ClientTrace {
 // forward sends the request once. It is sent again only while nothing of it has
 // been written: net/http's own replays are ruled out by the body (see sending).
 func (x *exchange) forward(r *http.Request) (*http.Response, error) {
+	defer x.noMoreInterims()
 	began := time.Now()
 	defer func() { x.timing.Upstream = micros(time.Since(began)) }()
 	body := x.sending(r)
 	// Nothing else that is asked in the request's name may be traced.
-	ctx, stop := context.WithCancel(httptrace.WithClientTrace(r.Context(), x.trace()))
+	ctx, stop := context.WithCancel(httptrace.WithClientTrace(r.Context(), x.trace(r.Context().Done())))
 	if f := x.going(stop); f != nil {
 		return nil, f
 	}
@@ -126,7 +129,6 @@ func (x *exchange) forward(r *http.Request) (*http.Response, error) {
 		u.conn, u.reused = nil, false
 		resp, err := x.transport().RoundTrip(out)
 		x.mu.Lock()
-		x.headSent = err == nil
 		broken := x.cut
 		if err == nil {
 			x.far = resp.Body
@@ -161,27 +163,6 @@ func dstOf(c *upstreamConn) *audit.Dst {
 		d.IP, d.Port = c.addr.Addr().String(), int(c.addr.Port())
 	}
 	return d
-}
-
-// interim passes on 1xx answers but for 100, which net/http gives when the body
-// is read. It runs on the transport's goroutine.
-func (x *exchange) interim(code int, h textproto.MIMEHeader) error {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	if x.headSent || code == http.StatusContinue || code == http.StatusSwitchingProtocols || x.proto == "http/1.0" || x.grant != nil {
-		return nil
-	}
-	header := http.Header(h).Clone()
-	cleanResponse(header, false)
-	out := x.w.Header()
-	for k, v := range header {
-		out[k] = v
-	}
-	x.w.ResponseWriter.WriteHeader(code)
-	for k := range header {
-		delete(out, k)
-	}
-	return nil
 }
 
 // upstreamFailure turns an error of the round trip into a refusal.
@@ -239,11 +220,12 @@ func (x *exchange) sending(r *http.Request) *sendBody {
 		return b
 	}
 	r.Body = b
-	if len(r.Trailer) > 0 {
+	if r.Trailer != nil { // also an empty one, which the server fills when the body ends
 		b.r = &http.Request{Trailer: r.Trailer}
 		b.out = make(http.Header, len(r.Trailer))
 		for name := range r.Trailer {
-			if !forbiddenTrailer(name) {
+			// What the head said, and was judged and injected there, is not said again.
+			if _, said := r.Header[name]; !said && !forbiddenTrailer(name) {
 				b.out[name] = nil
 			}
 		}

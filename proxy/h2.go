@@ -189,6 +189,8 @@ func (p *Proxy) h2Head(r *http.Request) (head, *refusal) {
 		f := badRequest("head too large")
 		f.reason, f.status = reasonTooLarge, http.StatusRequestHeaderFieldsTooLarge
 		return h, f
+	case r.Header[":protocol"] != nil: // GODEBUG=http2xconnect=1
+		return h, badRequest("extended CONNECT (RFC 8441) is not possible here")
 	case r.Host == "":
 		return h, badRequest("no :authority and no Host field")
 	case r.TLS == nil && r.Method != http.MethodConnect: // which has no :scheme

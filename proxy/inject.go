@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"context"
 	"crypto/sha1" //nolint:gosec // RFC 6455 §4.2.2 prescribes it; nothing depends on its strength
 	"encoding/base64"
 	"errors"
@@ -29,6 +30,9 @@ func (x *exchange) grantCredential(r *http.Request) *refusal {
 		err = errors.New("no grant and no error")
 	}
 	if err != nil {
+		if r.Context().Err() != nil && errors.Is(err, context.Canceled) {
+			return clientGone("before the credential was there")
+		}
 		return x.grantRefusal(err)
 	}
 	x.grant = g
@@ -81,6 +85,9 @@ func (x *exchange) acceptable(resp *http.Response) *refusal {
 	x.rejected(resp.StatusCode)
 	if resp.StatusCode != http.StatusSwitchingProtocols {
 		cleanResponse(resp.Header, false)
+		if resp.StatusCode == http.StatusNoContent {
+			delete(resp.Header, "Content-Length") // it has none (RFC 9110 §8.6); HTTP/2 would pass it on
+		}
 		return nil
 	}
 	ok := x.upgrade && hasToken(resp.Header.Get("Connection"), "upgrade") &&

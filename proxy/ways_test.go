@@ -201,6 +201,9 @@ func (r *rawH2) reply(stream uint32) reply {
 			if status >= 200 && out.Response == nil {
 				out.Response = &http.Response{StatusCode: status, Header: http.Header{}}
 			}
+			if out.Response == nil {
+				continue // interim
+			}
 			for _, h := range f.RegularFields() {
 				out.Header.Add(h.Name, h.Value)
 			}
