@@ -108,7 +108,7 @@ func (b *Broker) recoverOne(ctx context.Context, e JournalEntry) (gone bool, err
 		}
 		return false, fmt.Errorf("broker: recover: run %s: accessor %s: %w", e.Run, e.Accessor, err)
 	}
-	b.opts.OnLease(EventRevoke, e.Run, Outcome{Kind: kindToken, Accessor: e.Accessor, Status: StatusRevoked, Detail: "left by a process that ended early"})
+	b.opts.OnLease(EventRevoke, e.Run, Outcome{Kind: kindToken, Accessor: e.Accessor, Status: StatusRevoked, Detail: "left at the end of its run"})
 	return true, nil
 }
 

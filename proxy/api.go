@@ -103,10 +103,12 @@ type ListenOptions struct {
 	Clients []Client
 	// Open begins the run of a client at its first use. Close is told when it has
 	// ended: after IdleEnd without an open connection, or with the listener. The
-	// Run itself is closed by then.
+	// Run itself is closed by then; ctx ends after EndTime. It is called for several
+	// runs at once.
 	Open    func(ctx context.Context, client string) (*Run, error)
 	Close   func(ctx context.Context, client string, r *Run)
 	IdleEnd time.Duration // default 10 min
+	EndTime time.Duration // default 30 s
 	CA      *CA           // signs the listener's own certificate; nil: it is not spoken to over TLS
 }
 

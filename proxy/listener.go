@@ -25,6 +25,7 @@ type lobby struct {
 	home *Run        // has all connections; may call nothing
 
 	places *places
+	ending sync.WaitGroup // ends of runs
 
 	mu   sync.Mutex
 	runs map[string]*guest
@@ -49,6 +50,9 @@ func (p *Proxy) ServeListener(ctx context.Context, ln net.Listener, o ListenOpti
 	if o.IdleEnd <= 0 {
 		o.IdleEnd = 10 * time.Minute
 	}
+	if o.EndTime <= 0 {
+		o.EndTime = 30 * time.Second
+	}
 	p.keepAway(ln.Addr())
 	home, err := p.newRun(nil, RunOptions{})
 	if err != nil {
@@ -65,10 +69,11 @@ func (p *Proxy) ServeListener(ctx context.Context, ln net.Listener, o ListenOpti
 	err = l.accept(ln)
 	cancel()
 	sweeper.Wait()
-	end, done := context.WithTimeout(context.WithoutCancel(ctx), 30*time.Second)
+	end, done := l.endTime()
 	defer done()
 	closeErr := home.Close(end)
 	l.endAll(end)
+	l.ending.Wait()
 	if ctx.Err() != nil {
 		return closeErr
 	}
@@ -231,13 +236,13 @@ func (l *lobby) sweepUntil(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
-			l.endIdle(ctx)
+			l.endIdle()
 		}
 	}
 }
 
 // endIdle ends the runs without an open connection that were not used lately.
-func (l *lobby) endIdle(ctx context.Context) {
+func (l *lobby) endIdle() {
 	var idle []string
 	l.mu.Lock()
 	for name, g := range l.runs {
@@ -252,8 +257,17 @@ func (l *lobby) endIdle(ctx context.Context) {
 	}
 	l.mu.Unlock()
 	for _, name := range idle {
-		l.end(ctx, name)
+		l.ending.Go(func() { // the end of one waits for its credentials, not the others
+			ctx, done := l.endTime()
+			defer done()
+			l.end(ctx, name)
+		})
 	}
+}
+
+// endTime bounds the end of a run, which the end of the listener does not cut short.
+func (l *lobby) endTime() (context.Context, context.CancelFunc) {
+	return context.WithTimeout(context.WithoutCancel(l.ctx), l.o.EndTime)
 }
 
 func (l *lobby) end(ctx context.Context, name string) {
@@ -271,7 +285,7 @@ func (l *lobby) end(ctx context.Context, name string) {
 	if err := g.run.Close(ctx); err != nil {
 		l.p.log.Error("proxy: end of a client's run", "client", name, "error", err)
 	}
-	l.o.Close(context.WithoutCancel(ctx), name, g.run)
+	l.o.Close(ctx, name, g.run)
 }
 
 // forget drops a run that has ended by itself, so that the next use begins one.
@@ -291,7 +305,7 @@ func (l *lobby) endAll(ctx context.Context) {
 	}
 	l.mu.Unlock()
 	for _, name := range names {
-		l.end(ctx, name)
+		l.ending.Go(func() { l.end(ctx, name) })
 	}
 }
 

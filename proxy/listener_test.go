@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"crypto/sha256"
+	"encoding/base64"
 	"errors"
 	"net"
 	"net/http"
@@ -146,6 +147,59 @@ func TestListenerWithoutClientsIsForLoopbackOnly(t *testing.T) {
 	}
 	c.Close()
 	<-ended // for idleness
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
+
+// The end of one client's run may wait for its credentials: it holds up neither the ends
+// of others nor, longer than EndTime, the end of the listener.
+func TestTheEndOfARunHoldsUpNoOther_I7(t *testing.T) {
+	e := newEnv(t, nil, plainUpstream)
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	tokens := map[string]string{"slow": "tok-slow", "quick": "tok-quick"}
+	var clients []Client
+	for name, token := range tokens {
+		clients = append(clients, Client{Name: name, Token: sha256.Sum256([]byte(token))})
+	}
+	quick, slow := make(chan struct{}), make(chan struct{})
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() {
+		done <- e.p.ServeListener(ctx, ln, ListenOptions{
+			Clients: clients, IdleEnd: 20 * time.Millisecond, EndTime: 2 * time.Second,
+			Open: func(_ context.Context, client string) (*Run, error) {
+				return e.p.NewRun(RunOptions{Run: identity.Run{ID: "r-" + client}})
+			},
+			Close: func(ctx context.Context, client string, _ *Run) {
+				if client == "quick" {
+					close(quick)
+					return
+				}
+				close(slow)
+				<-ctx.Done() // as when Vault does not answer
+			},
+		})
+	}()
+	use := func(name string) {
+		c, err := net.Dial("tcp", ln.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		auth := "plain.allowed.test\r\nProxy-Authorization: Basic " + base64.StdEncoding.EncodeToString([]byte(name+":"+tokens[name]))
+		if r := ask(t, c, get("http://plain.allowed.test/", auth)); r.StatusCode != 200 {
+			t.Errorf("%s: %d %q", name, r.StatusCode, r.body)
+		}
+	}
+	use("slow")
+	<-slow
+	use("quick")
+	<-quick // for idleness, while the other waits
 	cancel()
 	if err := <-done; err != nil {
 		t.Error(err)

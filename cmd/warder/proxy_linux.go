@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"os/signal"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -55,7 +56,8 @@ func serveProxy(cmd *cobra.Command, file, policy string) (err error) {
 	if _, err := a.ready(ctx); err != nil {
 		return err
 	}
-	defer a.sweep(ctx, cmd.ErrOrStderr())()
+	s := &proxyRuns{app: a, live: map[*proxy.Run]*proxyRun{}, owed: make(chan struct{}, 1)}
+	defer a.sweepOn(ctx, s.owed, cmd.ErrOrStderr())()
 	ca, err := proxyCA(a.cfg.Proxy.CA)
 	if err != nil {
 		return err
@@ -78,7 +80,7 @@ func serveProxy(cmd *cobra.Command, file, policy string) (err error) {
 	}
 	defer waitAdmin()
 	defer a.followPolicy(ctx, cmd.ErrOrStderr())()
-	s := &proxyRuns{app: a, ca: ca, live: map[*proxy.Run]*proxyRun{}}
+	s.ca = ca
 	return a.proxy.ServeListener(ctx, ln, proxy.ListenOptions{Clients: clients, Open: s.open, Close: s.close, CA: ca})
 }
 
@@ -110,6 +112,7 @@ type proxyRuns struct {
 	ca   *proxy.CA
 	mu   sync.Mutex
 	live map[*proxy.Run]*proxyRun
+	owed chan struct{} // capacity 1: the end of a run left something unconfirmed
 }
 
 type proxyRun struct {
@@ -154,8 +157,14 @@ func (s *proxyRuns) close(ctx context.Context, _ string, r *proxy.Run) {
 	s.mu.Unlock()
 	err := r.Close(ctx)
 	if p != nil {
-		p.sess.End(ctx)
+		unconfirmed := slices.ContainsFunc(p.sess.End(ctx), func(o broker.Outcome) bool { return o.Status == broker.StatusUnconfirmed })
 		err = errors.Join(err, p.journal.Close())
+		if unconfirmed || err != nil {
+			select {
+			case s.owed <- struct{}{}: // from now on anybody may take up its journal
+			default:
+			}
+		}
 	}
 	if err != nil {
 		s.app.log.Warn("proxy: end of run", "err", err)

@@ -292,30 +292,6 @@ func callerName() string {
 	return fmt.Sprintf("uid-%d", os.Getuid())
 }
 
-// sweep ends dead runs beside this one; the returned function waits for it.
-func (a *app) sweep(ctx context.Context, stderr io.Writer) (wait func()) {
-	ctx, cancel := context.WithCancel(ctx)
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		if a.open(ctx) != nil {
-			return // said already; nothing can be revoked
-		}
-		rep, err := a.state.Sweep(ctx, a.broker.Recover)
-		if err != nil && ctx.Err() == nil {
-			fmt.Fprintf(stderr, "warder: sweep: %d dead runs unconfirmed: %v\n", len(rep.Unconfirmed), err)
-		}
-	}()
-	return func() {
-		select {
-		case <-done:
-		case <-time.After(sweepWait):
-		}
-		cancel()
-		<-done
-	}
-}
-
 // openTrace appends phases to a file as they happen.
 func openTrace(path string) (func(runner.Phase), error) {
 	if path == "" {
