@@ -58,7 +58,7 @@ type Limits struct {
 	HandshakeTimeout      time.Duration // TLS with the client; default 15 s
 	HeaderTimeout         time.Duration // one request's head; default 30 s
 	IdleTimeout           time.Duration // between requests of a connection, and of a tunnel that one side has ended; default 2 min
-	TunnelIdleTimeout     time.Duration // an opaque connection on which nothing moves; default 1 h
+	TunnelIdleTimeout     time.Duration // an opaque connection, or what was let through, on which nothing moves; default 1 h
 	DialTimeout           time.Duration // DNS, TCP and TLS towards an upstream; default 20 s
 	UpstreamHeaderTimeout time.Duration // until an upstream's response head; default 15 min
 }

@@ -44,6 +44,7 @@ type exchange struct {
 	judged   *judged // nil: it was not let through
 	usage    bool    // the policy looks at what was used
 	keptBody int64   // bytes of it
+	quiet    quiet
 	bounds   []bound // the limits of the decision
 	counted  []*counter
 	would    string

@@ -124,6 +124,12 @@ func (p *Proxy) PolicyChanged() {
 }
 
 func (r *Run) judgeAgain(o ongoing, g going, engine Decider) {
+	defer func() {
+		if v := recover(); v != nil {
+			r.p.panicked("policy change", v)
+			o.halt(refuse(reasonInternalError, "internal error"))
+		}
+	}()
 	f := refuse(reasonPolicyError, "no policy is in force")
 	if engine != nil {
 		if f = o.again(engine, g.judged); f != nil && f.reason == reasonPolicyTimeout {

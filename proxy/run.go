@@ -109,6 +109,7 @@ func (p *Proxy) newRun(id *identity.Run, o RunOptions) (*Run, error) {
 	if err := p.addRun(r); err != nil {
 		return nil, err
 	}
+	go r.endQuiet()
 	if s, ok := o.Granter.(stopper); ok {
 		go r.watchStops(s)
 	}

@@ -25,6 +25,7 @@ func (r *Run) watchStops(s stopper) {
 }
 
 func (r *Run) haltStopped(s stopper) {
+	defer recoverTo(new(error), "stops", r.p.panicked)
 	r.mu.Lock()
 	carries := map[string][]ongoing{}
 	for o, g := range r.ongoing {

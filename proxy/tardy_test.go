@@ -3,6 +3,7 @@ package proxy
 import (
 	"context"
 	"fmt"
+	"strings"
 	"sync/atomic"
 	"testing"
 
@@ -20,6 +21,34 @@ func (d *tardy) Decide(ctx context.Context, in *policies.Input) policies.Decisio
 		return policies.Decision{Verdict: policies.Deny, Reason: policies.ReasonPolicyTimeout}
 	}
 	return d.Engine.Decide(ctx, in)
+}
+
+// broken is a policy whose decisions panic.
+type broken struct{ *policies.Engine }
+
+func (broken) Decide(context.Context, *policies.Input) policies.Decision { panic("CANARY-of-a-panic") }
+
+// A panic in judging what is open ends that, and not the process.
+func TestAPanicOfANewPolicyEndsWhatIsOpen_I10(t *testing.T) {
+	engine := engineOf(t, allPaths)
+	var policy atomic.Value
+	policy.Store([]Decider{engine})
+	e := newEnv(t, ticking(t), func(_ *env, o *Options, _ *RunOptions) {
+		o.Policy = func() Decider { return policy.Load().([]Decider)[0] }
+	})
+	stream := event(t, e.tls("plain.allowed.test"), "/stream")
+	if err := lines(stream, 3); err != nil {
+		t.Fatal(err)
+	}
+	policy.Store([]Decider{broken{engine}})
+	e.p.PolicyChanged()
+	cutOff(t, "a stream that cannot be judged", stream)
+	if rec := e.tape.completed(t, 1)[0]; rec.Reason != reasonInternalError {
+		t.Errorf("recorded as %q", rec.Reason)
+	}
+	if e.p.panics.Load() != 1 || strings.Contains(e.logs.String(), "CANARY") {
+		t.Errorf("%d panics counted; log %s", e.p.panics.Load(), e.logs)
+	}
 }
 
 // A new policy whose first evaluation comes too late on a busy host cuts nothing that it
