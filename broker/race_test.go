@@ -201,7 +201,7 @@ func TestF142AnOperatorsRevocationMeetsFetchesUnderWay_I7(t *testing.T) { // I7,
 // was on its way, or a lease. Each is gone as soon as the fetch has ended, and
 // credentials that nobody stopped keep theirs.
 func TestWhatIsBornAfterTheOperatorCameIsTakenBack_I7(t *testing.T) { // I7
-	s, g, cfg, creds := raceLab(t)
+	s, g, _, creds := raceLab(t)
 	s.Must(t, http.MethodPost, "rabbit/config/lease", map[string]any{"ttl": 600, "max_ttl": 600})
 	other := creds["r0"] // shares its token with r0, and is asked another path
 	other.Source.Vault = &config.VaultSource{KV: "secret/github", Field: "token", Policies: other.Source.Vault.Policies}
@@ -223,7 +223,7 @@ func TestWhatIsBornAfterTheOperatorCameIsTakenBack_I7(t *testing.T) { // I7
 	}))
 	t.Cleanup(relay.Close)
 	token, _ := s.BrokerToken(t)
-	cfg = tokenFile(t, relay.URL, token)
+	cfg := tokenFile(t, relay.URL, token)
 	for _, path := range []string{"/v1/auth/token/create/", "/v1/rabbit/creds/r0"} {
 		for _, credential := range []string{"", "r0"} {
 			var stopped atomic.Bool

@@ -133,10 +133,27 @@ func TestUsers(t *testing.T) {
 		ok   bool
 		o    owner
 	}{
-		{"0", true, owner{}}, {"root", true, owner{}}, {"0:0", true, owner{}}, {"1000", root, owner{1000, 1000}}, {"task", root, owner{1000, 1000}},
-		{"1234", root, owner{1234, 1234}}, {"2147483647", root, owner{maxUID, maxUID}}, {"1234:50", root, owner{1234, 50}}, {"1234:0", root, owner{1234, 0}},
-		{"root:50", root, owner{0, 50}}, {"task:7", root, owner{1000, 7}}, {"2147483648", false, owner{}}, {"0:2147483648", false, owner{}}, {"nobody", false, owner{}},
-		{"0:staff", false, owner{}}, {"0:", false, owner{}}, {":0", false, owner{}}, {"0:0:0", false, owner{}}, {"0:-1", false, owner{}}, {"-1", false, owner{}}, {"99999999999", false, owner{}},
+		{"0", true, owner{}},
+		{"root", true, owner{}},
+		{"0:0", true, owner{}},
+		{"1000", root, owner{1000, 1000}},
+		{"task", root, owner{1000, 1000}},
+		{"1234", root, owner{1234, 1234}},
+		{"2147483647", root, owner{maxUID, maxUID}},
+		{"1234:50", root, owner{1234, 50}},
+		{"1234:0", root, owner{1234, 0}},
+		{"root:50", root, owner{0, 50}},
+		{"task:7", root, owner{1000, 7}},
+		{"2147483648", false, owner{}},
+		{"0:2147483648", false, owner{}},
+		{"nobody", false, owner{}},
+		{"0:staff", false, owner{}},
+		{"0:", false, owner{}},
+		{":0", false, owner{}},
+		{"0:0:0", false, owner{}},
+		{"0:-1", false, owner{}},
+		{"-1", false, owner{}},
+		{"99999999999", false, owner{}},
 	} {
 		s, err := chooseIDs(c.user, [2]uint32{200000, 65536})
 		if (err == nil) != c.ok || (c.ok && s.owner != c.o) {

@@ -90,13 +90,13 @@ func layoutOf(t *testing.T, c v1.Config) string {
 func TestE2EUserOfAnImage(t *testing.T) {
 	l := newLab(t)
 	script := "id -u; id -g; touch /workspace/x /out/x /tmp/x && stat -c %u /workspace /out/x && test ! -w /etc/passwd && echo done"
-	for user, want := range map[string]string{"img": "1000", "4321:99": "4321", "root": "0", "nobody-here": "1000"} {
-		id := want
+	for user, want := range map[string][2]string{"img": {"1000", "1000"}, "4321:99": {"4321", "99"}, "root": {"0", "0"}, "nobody-here": {"1000", "1000"}} {
+		uid, gid := want[0], want[1]
 		if os.Geteuid() != 0 {
-			id = "0"
+			uid, gid = "0", "0"
 		}
-		expect := strings.Repeat(id+"\n", 4)
-		if id != "0" {
+		expect := strings.Join([]string{uid, gid, uid, uid, ""}, "\n")
+		if uid != "0" {
 			expect += "done"
 		}
 		o := l.warder("run", "--image", "oci:"+layoutOf(t, v1.Config{User: user}), "--", "/bin/sh", "-c", script)
