@@ -2,7 +2,7 @@ package audit
 
 const (
 	leastAhead = 64 << 10 // bytes that are blanked at first
-	mostAhead  = 4 << 20
+	mostAhead  = 256 << 10
 	firstAhead = 8 // short writes that are waited for until then
 )
 
