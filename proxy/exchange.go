@@ -75,6 +75,8 @@ type exchange struct {
 	headSent bool       // no more of them
 	interims int        // their size so far
 
+	clientGone <-chan struct{} // closed when the client has gone away; set before the request is sent
+
 	mu       sync.Mutex
 	cut      *refusal // a limit was reached, or the peer failed, in mid-body
 	hijacked net.Conn

@@ -113,8 +113,9 @@ func (x *exchange) forward(r *http.Request) (*http.Response, error) {
 	began := time.Now()
 	defer func() { x.timing.Upstream = micros(time.Since(began)) }()
 	body := x.sending(r)
+	x.clientGone = r.Context().Done()
 	// Nothing else that is asked in the request's name may be traced.
-	ctx, stop := context.WithCancel(httptrace.WithClientTrace(r.Context(), x.trace(r.Context().Done())))
+	ctx, stop := context.WithCancel(httptrace.WithClientTrace(r.Context(), x.trace(x.clientGone)))
 	if f := x.going(stop); f != nil {
 		return nil, f
 	}

@@ -3,6 +3,7 @@ package proxy
 import (
 	"net/http"
 	"net/textproto"
+	"time"
 )
 
 // maxInterims bounds the interim answers of one exchange together, in bytes, as the
@@ -38,6 +39,10 @@ func (x *exchange) interim(code int, h textproto.MIMEHeader) (err error) {
 		out[k] = v
 	}
 	x.w.ResponseWriter.WriteHeader(code)
+	if x.conn.h2 && x.w.lost() {
+		x.headSent = true
+		return nil
+	}
 	for k := range header {
 		delete(out, k)
 	}
@@ -50,4 +55,29 @@ func (x *exchange) noMoreInterims() {
 	x.early.Lock()
 	defer x.early.Unlock()
 	x.headSent = true
+}
+
+// lostWithin is how long the HTTP/2 server may take to cancel the requests of a
+// connection that has just ended.
+const lostWithin = 2 * time.Millisecond
+
+// lost is asked after an interim answer. Where the client has reset its stream, the
+// HTTP/2 server may still read the fields that it was given, in another goroutine: they
+// are not touched any more, and what comes goes to a map that nobody sends.
+func (w *responseWriter) lost() bool {
+	select {
+	case <-w.x.clientGone:
+		w.unsent = http.Header{}
+		return true
+	case <-time.After(lostWithin): // what reads them has long ended
+		return false
+	}
+}
+
+// Header implements http.ResponseWriter.
+func (w *responseWriter) Header() http.Header {
+	if w.unsent != nil {
+		return w.unsent
+	}
+	return w.ResponseWriter.Header()
 }

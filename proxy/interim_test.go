@@ -3,6 +3,8 @@ package proxy
 import (
 	"io"
 	"net/http"
+	"net/http/httptest"
+	"net/textproto"
 	"strings"
 	"sync"
 	"testing"
@@ -52,5 +54,32 @@ func TestInterimAnswersEndWithTheirExchange_I10_F055(t *testing.T) {
 	}
 	if n := e.p.panics.Load(); n != 0 {
 		t.Errorf("%d panics", n)
+	}
+}
+
+// After an interim answer to a client that has reset its stream, the HTTP/2 server may
+// still read the fields it was given: nothing is added to them or taken away.
+func TestNoFieldIsTouchedOfAnAnswerThatIsLost_I10_F055(t *testing.T) {
+	for _, gone := range []bool{false, true} {
+		over := make(chan struct{})
+		rec := httptest.NewRecorder()
+		x := &exchange{p: &Proxy{}, conn: &clientConn{h2: true}, proto: "h2", clientGone: over}
+		x.w = responseWriter{ResponseWriter: rec, x: x}
+		if gone {
+			close(over)
+		}
+		if err := x.interim(103, textproto.MIMEHeader{"Link": {"</a>"}}); err != nil {
+			t.Fatal(err)
+		}
+		x.noMoreInterims()
+		x.w.Header().Set("X-Later", "a")
+		_, kept := rec.Header()["Link"]
+		_, later := rec.Header()["X-Later"]
+		if kept != gone || later == gone {
+			t.Errorf("gone %v: the server holds %v", gone, rec.Header())
+		}
+		if err := x.interim(103, textproto.MIMEHeader{"X-More": {"b"}}); err != nil || rec.Header().Get("X-More") != "" {
+			t.Errorf("gone %v: one more: %v, %v", gone, err, rec.Header())
+		}
 	}
 }

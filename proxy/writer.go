@@ -14,6 +14,7 @@ type responseWriter struct {
 	http.ResponseWriter
 	x       *exchange
 	started bool
+	unsent  http.Header // not nil: in place of the fields of the answer, see lost
 	stream  bool
 	whole   bool // an answer without a body: head and end go together
 }
