@@ -166,7 +166,7 @@ func TestTheEndOfARunHoldsUpNoOther_I7(t *testing.T) {
 	for name, token := range tokens {
 		clients = append(clients, Client{Name: name, Token: sha256.Sum256([]byte(token))})
 	}
-	quick, slow := make(chan struct{}), make(chan struct{})
+	quick, slow, ended := make(chan struct{}), make(chan struct{}), make(chan struct{})
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() {
@@ -182,6 +182,7 @@ func TestTheEndOfARunHoldsUpNoOther_I7(t *testing.T) {
 				}
 				close(slow)
 				<-ctx.Done() // as when Vault does not answer
+				close(ended)
 			},
 		})
 	}()
@@ -199,7 +200,12 @@ func TestTheEndOfARunHoldsUpNoOther_I7(t *testing.T) {
 	use("slow")
 	<-slow
 	use("quick")
-	<-quick // for idleness, while the other waits
+	<-quick // for idleness
+	select {
+	case <-ended:
+		t.Error("it ended only after the other")
+	default:
+	}
 	cancel()
 	if err := <-done; err != nil {
 		t.Error(err)
