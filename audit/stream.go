@@ -58,8 +58,8 @@ type stream struct {
 	flying   int64     // bytes after durable that the kernel has and nobody was told of
 	unsynced []byte    // whole lines after durable that the kernel has, and that callers may have been told of
 	reach    int64     // end of what any write may have touched
-	waited   int       // short writes in this segment that somebody waited for
-	blank    int64     // end of what was blanked ahead
+	waited   int       // short writes that somebody waited for
+	blank    int64     // end of what was blanked ahead in this segment
 	ahead    int64     // bytes that were blanked at once, last
 	looked   time.Time // when segStat was last compared with what the name leads to
 	restored bool      // heal has put the segment back under its name

@@ -271,6 +271,7 @@ func (l *lobby) endTime() (context.Context, context.CancelFunc) {
 }
 
 func (l *lobby) end(ctx context.Context, name string) {
+	defer recoverTo(new(error), "end of a run", l.p.panicked)
 	l.mu.Lock()
 	g := l.runs[name]
 	delete(l.runs, name)
