@@ -1,13 +1,11 @@
 package runner
 
 import (
-	"fmt"
-	"os"
 	"sync"
-	"syscall"
 
 	"golang.org/x/sys/unix"
 	"gvisor.dev/gvisor/pkg/buffer"
+	"gvisor.dev/gvisor/pkg/rawfile"
 	"gvisor.dev/gvisor/pkg/tcpip"
 	"gvisor.dev/gvisor/pkg/tcpip/header"
 	"gvisor.dev/gvisor/pkg/tcpip/network/ipv4"
@@ -18,28 +16,21 @@ import (
 // hostLink is the host's end of the socketpair, as a link of the stack: one packet
 // of IP a datagram, with no header of its own and no checksums (a socketpair does
 // not flip bits). gVisor's own link for descriptors cannot be closed, and leaves
-// goroutines and descriptors behind.
+// goroutines and descriptors behind. Go's poller would be told of every packet that
+// the sandbox takes out, as of room to write; nobody waits for that.
 type hostLink struct {
-	f   *os.File // non-blocking, so that Close ends a Read
-	raw syscall.RawConn
-	wg  sync.WaitGroup
+	wg sync.WaitGroup // the reader
 
 	mu         sync.RWMutex
+	fd         int                     // non-blocking; -1: closed
+	ended      bool                    // shut down
 	dispatcher stack.NetworkDispatcher // nil: not attached
 }
 
 var _ stack.LinkEndpoint = (*hostLink)(nil)
 
-// newHostLink takes ownership of fd.
-func newHostLink(fd int) (*hostLink, error) {
-	f := os.NewFile(uintptr(fd), "link")
-	raw, err := f.SyscallConn()
-	if err != nil {
-		_ = f.Close()
-		return nil, fmt.Errorf("network link: %w", err)
-	}
-	return &hostLink{f: f, raw: raw}, nil
-}
+// newHostLink takes ownership of fd, which must be non-blocking.
+func newHostLink(fd int) *hostLink { return &hostLink{fd: fd} }
 
 // Attach implements stack.LinkEndpoint. With nil, which is the end of the link, it
 // returns when nothing is delivered any more.
@@ -47,25 +38,46 @@ func (l *hostLink) Attach(d stack.NetworkDispatcher) {
 	l.mu.Lock()
 	before := l.dispatcher
 	l.dispatcher = d
-	l.mu.Unlock()
-	switch {
-	case d == nil:
-		_ = l.f.Close() // a second time does nothing
-		l.wg.Wait()
-	case before == nil:
+	if d != nil && before == nil {
 		l.wg.Add(1)
-		go l.read()
+		go l.read(l.fd)
+	}
+	l.mu.Unlock()
+	if d == nil {
+		l.Close()
+		l.wg.Wait()
+		l.free()
 	}
 }
 
-// read delivers packets until the link is closed, or its other side is.
-func (l *hostLink) read() {
+// Close implements stack.LinkEndpoint: it ends the reader.
+func (l *hostLink) Close() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.ended && l.fd >= 0 {
+		_ = unix.Shutdown(l.fd, unix.SHUT_RDWR) // fails when the other side is gone, which ends it too
+	}
+	l.ended = true
+}
+
+// free closes the descriptor, which nobody reads any more.
+func (l *hostLink) free() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.fd >= 0 {
+		_ = unix.Close(l.fd)
+		l.fd = -1
+	}
+}
+
+// read delivers packets until the link is shut down, by either side.
+func (l *hostLink) read(fd int) {
 	defer l.wg.Done()
 	buf := make([]byte, linkMTU)
 	for {
-		n, err := l.f.Read(buf)
-		if err != nil {
-			return // closed, or the end of file: the sandbox is gone
+		n, errno := rawfile.BlockingRead(fd, buf)
+		if errno != 0 || n <= 0 {
+			return
 		}
 		l.mu.RLock()
 		d := l.dispatcher
@@ -96,25 +108,22 @@ func protocolOf(first byte) tcpip.NetworkProtocolNumber {
 // WritePackets implements stack.LinkWriter. What does not fit is dropped, as on
 // any link; TCP sends it again.
 func (l *hostLink) WritePackets(pkts stack.PacketBufferList) (sent int, terr tcpip.Error) {
-	err := l.raw.Write(func(fd uintptr) bool {
-		for _, pkt := range pkts.AsSlice() {
-			_, err := unix.Writev(int(fd), pkt.AsSlices())
-			if err == unix.EAGAIN {
-				terr = &tcpip.ErrNoBufferSpace{}
-				break
-			}
-			if err != nil {
-				terr = &tcpip.ErrClosedForSend{}
-				break
-			}
-			sent++
-		}
-		return true
-	})
-	if err != nil {
-		return sent, &tcpip.ErrClosedForSend{}
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	if l.fd < 0 {
+		return 0, &tcpip.ErrClosedForSend{}
 	}
-	return sent, terr
+	for _, pkt := range pkts.AsSlice() {
+		switch _, err := unix.Writev(l.fd, pkt.AsSlices()); err {
+		case nil:
+			sent++
+		case unix.EAGAIN:
+			return sent, &tcpip.ErrNoBufferSpace{}
+		default:
+			return sent, &tcpip.ErrClosedForSend{}
+		}
+	}
+	return sent, nil
 }
 
 // IsAttached implements stack.LinkEndpoint.
@@ -140,5 +149,4 @@ func (*hostLink) ARPHardwareType() header.ARPHardwareType { return header.ARPHar
 func (*hostLink) AddHeader(*stack.PacketBuffer)           {}
 func (*hostLink) ParseHeader(*stack.PacketBuffer) bool    { return true }
 func (*hostLink) SetOnCloseAction(func())                 {}
-func (l *hostLink) Close()                                { _ = l.f.Close() }
 func (l *hostLink) Wait()                                 { l.wg.Wait() }

@@ -3,6 +3,7 @@ package runner
 import (
 	"net"
 	"net/netip"
+	"os"
 	"testing"
 	"time"
 
@@ -15,7 +16,14 @@ import (
 // was killed in mid-traffic, or right after its birth, would never end otherwise
 // (I8, I10).
 func TestTheLinkEndsWhenTheSandboxWentFirst_I8(t *testing.T) {
-	for round := range 120 {
+	const rounds = 120
+	before := descriptors(t)
+	defer func() {
+		if after := descriptors(t); after > before+rounds/2 {
+			t.Errorf("%d descriptors before, %d after", before, after)
+		}
+	}()
+	for round := range rounds {
 		host, guest, err := linkPair()
 		if err != nil {
 			t.Fatal(err)
@@ -39,6 +47,16 @@ func TestTheLinkEndsWhenTheSandboxWentFirst_I8(t *testing.T) {
 			t.Fatalf("round %d: the link never ended", round)
 		}
 	}
+}
+
+// descriptors counts those of this process.
+func descriptors(t *testing.T) int {
+	t.Helper()
+	entries, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(entries)
 }
 
 // TestTheLinkEndsWhileTheSandboxLives_I8: the end of the network closes the link,

@@ -43,10 +43,7 @@ func guestStack(t *testing.T, handle connHandler) (*network, func() (net.Conn, e
 	if err := unix.SetNonblock(fd, true); err != nil {
 		t.Fatal(err)
 	}
-	link, err := newHostLink(fd)
-	if err != nil {
-		t.Fatal(err)
-	}
+	link := newHostLink(fd)
 	s := stack.New(stack.Options{
 		NetworkProtocols:   []stack.NetworkProtocolFactory{ipv4.NewProtocol},
 		TransportProtocols: []stack.TransportProtocolFactory{tcp.NewProtocol},

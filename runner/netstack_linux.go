@@ -92,11 +92,7 @@ func linkPair() (host int, guest *os.File, err error) {
 
 // newNetwork builds the stack on fd, of which it takes ownership.
 func newNetwork(fd int, handle connHandler) (*network, error) {
-	n := &network{names: newNames(maxNames), handle: handle}
-	var err error
-	if n.link, err = newHostLink(fd); err != nil {
-		return nil, err
-	}
+	n := &network{names: newNames(maxNames), handle: handle, link: newHostLink(fd)}
 	n.stack = stack.New(stack.Options{
 		NetworkProtocols:   []stack.NetworkProtocolFactory{ipv4.NewProtocol},
 		TransportProtocols: []stack.TransportProtocolFactory{tcp.NewProtocol, udp.NewProtocol},

@@ -105,8 +105,9 @@ func linkArgs(fd int) *boot.CreateLinksAndRoutesArgs {
 		LoopbackLinks: []boot.LoopbackLink{lo},
 		FDBasedLinks: []boot.FDBasedLink{{
 			Name: "eth0", MTU: linkMTU, NumChannels: 1,
-			Addresses:         []boot.IPWithPrefix{{Address: net.ParseIP(sandboxAddr).To4(), PrefixLen: 32}},
-			RXChecksumOffload: true, TXChecksumOffload: true,
+			ProcessorsPerChannel: 1, // whoever reads a packet delivers it: more would be woken for each
+			Addresses:            []boot.IPWithPrefix{{Address: net.ParseIP(sandboxAddr).To4(), PrefixLen: 32}},
+			RXChecksumOffload:    true, TXChecksumOffload: true,
 			QDisc: config.QDiscFIFO,
 		}},
 		Defaultv4Gateway: boot.DefaultRoute{Name: "eth0", Route: boot.Route{
