@@ -130,9 +130,11 @@ func TestOnlyTCPAndTheResolverPassTheLink(t *testing.T) { // I1
 	if got["udp"] != 4 || got["icmp"] != 1 || got["fragment"] != 2 || got["ipv6"] != 1 || got["other"] < 5 {
 		t.Errorf("counted %v", got)
 	}
+	n.names.mu.Lock()
 	if len(n.names.byName) != 1 {
 		t.Errorf("names: %v", n.names.byName)
 	}
+	n.names.mu.Unlock()
 	select {
 	case dst := <-conns:
 		t.Errorf("an unfinished handshake was handed over: %v", dst)
