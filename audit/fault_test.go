@@ -82,7 +82,7 @@ func TestEverySystemCallFailsInTurn(t *testing.T) {
 		op, _, _ := strings.Cut(call, " ")
 		kinds[op] = true
 	}
-	for _, op := range []string{"open", "write", "fdatasync", "truncate", "allocate", "rename", "flock", "lstat", "mkdir"} {
+	for _, op := range []string{"open", "write", "fdatasync", "truncate", "allocate", "rename", "flock", "lstat", "statx", "mkdir"} {
 		if !kinds[op] {
 			t.Errorf("the life has no %s: the test does not fail it", op)
 		}

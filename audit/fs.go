@@ -23,6 +23,10 @@ type FS interface {
 	Remove(name string) error
 	// Lstat is os.Lstat.
 	Lstat(name string) (fs.FileInfo, error)
+	// Identify tells which file name leads to, itself if it is a link, and nothing else
+	// of it. Whoever asks for a file's times has the kernel count them finely (multigrain
+	// timestamps), and each fdatasync after a write may then write the inode as well.
+	Identify(name string) (FileID, error)
 	// Free is the number of bytes an ordinary user may still write below name.
 	Free(name string) (uint64, error)
 }
@@ -48,6 +52,9 @@ type Handle interface {
 	Lock() error
 }
 
+// FileID is the same for one file alone, for as long as somebody has it open.
+type FileID struct{ Dev, Ino uint64 }
+
 var errLocked = errors.New("locked by another writer")
 
 // HostFS is the operating system's file system, which a nil Options.FS stands for: what
@@ -60,6 +67,7 @@ func (osFS) MkdirAll(name string, perm fs.FileMode) error { return os.MkdirAll(n
 func (osFS) Rename(from, to string) error                 { return os.Rename(from, to) }
 func (osFS) Remove(name string) error                     { return os.Remove(name) }
 func (osFS) Lstat(name string) (fs.FileInfo, error)       { return os.Lstat(name) }
+func (osFS) Identify(name string) (FileID, error)         { return identify(name) }
 func (osFS) Free(name string) (uint64, error)             { return freeBytes(name) }
 
 func (osFS) OpenFile(name string, flag int, perm fs.FileMode) (Handle, error) {

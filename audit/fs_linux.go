@@ -4,6 +4,8 @@ import (
 	"errors"
 	"os"
 	"syscall"
+
+	"golang.org/x/sys/unix"
 )
 
 const noFollow = syscall.O_NOFOLLOW
@@ -54,6 +56,42 @@ func fileFlags(f *os.File, command, flags int) (int, error) {
 		return 0, wrap("fcntl", f, errno)
 	}
 	return int(got), nil
+}
+
+// identify is statx(2) with nothing asked for but the inode's number.
+func identify(name string) (FileID, error) {
+	var st unix.Statx_t
+	err := retry(func() error {
+		return unix.Statx(unix.AT_FDCWD, name, unix.AT_SYMLINK_NOFOLLOW, unix.STATX_INO, &st)
+	})
+	if errors.Is(err, syscall.ENOSYS) || errors.Is(err, syscall.EPERM) { // a filter that is older than the call
+		st, err := os.Lstat(name)
+		if err != nil {
+			return FileID{}, err
+		}
+		return inode(st)
+	}
+	if err != nil {
+		return FileID{}, &os.PathError{Op: "statx", Path: name, Err: err}
+	}
+	return FileID{unix.Mkdev(st.Dev_major, st.Dev_minor), st.Ino}, nil
+}
+
+// idOf is identify of an open file.
+func idOf(f Handle) (FileID, error) {
+	st, err := f.Stat()
+	if err != nil {
+		return FileID{}, err
+	}
+	return inode(st)
+}
+
+func inode(st os.FileInfo) (FileID, error) {
+	sys, ok := st.Sys().(*syscall.Stat_t)
+	if !ok {
+		return FileID{}, errors.New("a file that has no inode")
+	}
+	return FileID{sys.Dev, sys.Ino}, nil
 }
 
 // lock is flock(2), exclusive, without waiting.

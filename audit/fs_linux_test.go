@@ -2,6 +2,8 @@ package audit
 
 import (
 	"bytes"
+	"errors"
+	"io/fs"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -59,5 +61,36 @@ func TestDirectWritesAreAllOrNothing(t *testing.T) {
 	}
 	if _, err := file.WriteAt([]byte("odd"), 1); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestIdentifyIsWhatStatSays: the same file by its name and by its descriptor; links,
+// other files and what is not there are told from it.
+func TestIdentifyIsWhatStatSays(t *testing.T) {
+	dir := t.TempDir()
+	name := filepath.Join(dir, "a")
+	h, err := osFS{}.OpenFile(name, os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer h.Close()
+	open, err := idOf(h)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if named, err := identify(name); err != nil || named != open {
+		t.Errorf("%v by name, %v open, %v", named, open, err)
+	}
+	link, other := filepath.Join(dir, "link"), filepath.Join(dir, "other")
+	if err := errors.Join(os.Symlink(name, link), os.WriteFile(other, nil, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	for _, n := range []string{link, other} {
+		if id, err := identify(n); err != nil || id == open {
+			t.Errorf("%s: %v, %v", filepath.Base(n), id, err)
+		}
+	}
+	if _, err := identify(name + "x"); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("what is not there: %v", err)
 	}
 }

@@ -19,4 +19,7 @@ func datasync(*os.File) error          { return errNoWriter }
 func lock(*os.File) error              { return errNoWriter }
 func freeBytes(string) (uint64, error) { return 0, errNoWriter }
 
+func identify(string) (FileID, error) { return FileID{}, errNoWriter }
+func idOf(Handle) (FileID, error)     { return FileID{}, errNoWriter }
+
 func writeDirect(*os.File, []byte, int64) (int, error) { return 0, nil }

@@ -234,6 +234,13 @@ func (f *faulty) Lstat(name string) (fs.FileInfo, error) {
 	return f.osFS.Lstat(name)
 }
 
+func (f *faulty) Identify(name string) (FileID, error) {
+	if err := f.ask("statx", name); err != nil {
+		return FileID{}, err
+	}
+	return f.osFS.Identify(name)
+}
+
 type faultyHandle struct {
 	Handle
 	f    *faulty

@@ -51,7 +51,7 @@ type stream struct {
 
 	seg      Handle
 	segNo    int
-	segStat  fs.FileInfo
+	segID    FileID
 	segSize  int64     // bytes that may be written without asking for space
 	durable  int64     // end of what fdatasync has confirmed
 	keeps    bool      // whether what is written and not durable is kept in unsynced; else flying counts it
@@ -61,7 +61,7 @@ type stream struct {
 	waited   int       // short writes that somebody waited for
 	blank    int64     // end of what was blanked ahead in this segment
 	ahead    int64     // bytes that were blanked at once, last
-	looked   time.Time // when segStat was last compared with what the name leads to
+	looked   time.Time // when segID was last compared with what the name leads to
 	restored bool      // heal has put the segment back under its name
 	dirty    bool      // bytes after end may be left from a failed write, or what is before it be lost
 }
@@ -129,7 +129,7 @@ func (s *stream) newSegment() error {
 	if err != nil {
 		return err
 	}
-	st, err := f.Stat()
+	id, err := idOf(f)
 	if err == nil {
 		err = syncDir(s.o.FS, s.dir)
 	}
@@ -142,7 +142,7 @@ func (s *stream) newSegment() error {
 	if s.seg != nil {
 		_ = s.seg.Close() // durable already, and nothing more to write
 	}
-	s.seg, s.segStat, s.segSize = f, st, size
+	s.seg, s.segID, s.segSize = f, id, size
 	s.segNo++
 	s.durable, s.reach, s.unsynced, s.blank = 0, 0, nil, 0
 	return nil
@@ -256,8 +256,8 @@ var errReplaced = errors.New("the segment was removed or replaced")
 
 // inPlace checks that the segment's name still leads to the open file.
 func (s *stream) inPlace() error {
-	st, err := s.o.FS.Lstat(s.path(s.segNo))
-	if err == nil && os.SameFile(st, s.segStat) {
+	id, err := s.o.FS.Identify(s.path(s.segNo))
+	if err == nil && id == s.segID {
 		return nil
 	}
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -302,7 +302,7 @@ func (s *stream) restore() error {
 	if err != nil {
 		return err
 	}
-	st, err := s.refill(f)
+	id, err := s.refill(f)
 	if err == nil {
 		err = s.o.FS.Rename(temp, s.path(s.segNo))
 	}
@@ -313,33 +313,33 @@ func (s *stream) restore() error {
 		return errors.Join(err, f.Close())
 	}
 	_ = s.seg.Close() // nothing leads to it any more
-	s.seg, s.segStat, s.segSize = f, st, max(size, s.end())
+	s.seg, s.segID, s.segSize = f, id, max(size, s.end())
 	s.settle()
 	s.reach, s.dirty, s.restored = s.end(), false, true
 	return nil
 }
 
 // refill copies the durable lines from the open segment, and the others from memory.
-func (s *stream) refill(to Handle) (fs.FileInfo, error) {
+func (s *stream) refill(to Handle) (FileID, error) {
 	old := io.NewSectionReader(s.seg, 0, s.durable)
 	buf := make([]byte, 256<<10)
 	for off := int64(0); off < s.durable; {
 		n, err := old.Read(buf)
 		if n == 0 && err != nil {
-			return nil, err
+			return FileID{}, err
 		}
 		if err := writeFull(to, buf[:n], off); err != nil {
-			return nil, err
+			return FileID{}, err
 		}
 		off += int64(n)
 	}
 	if err := writeFull(to, s.unsynced, s.durable); err != nil {
-		return nil, err
+		return FileID{}, err
 	}
 	if err := to.Datasync(); err != nil {
-		return nil, err
+		return FileID{}, err
 	}
-	return to.Stat()
+	return idOf(to)
 }
 
 // sameDir checks that the stream's name still leads to the locked directory.

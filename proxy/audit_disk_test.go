@@ -99,11 +99,11 @@ func (d *disk) Rename(from, to string) error {
 	return d.FS.Rename(from, to)
 }
 
-func (d *disk) Lstat(name string) (fs.FileInfo, error) {
-	if err := d.fault("lstat"); err != nil {
-		return nil, err
+func (d *disk) Identify(name string) (audit.FileID, error) {
+	if err := d.fault("statx"); err != nil {
+		return audit.FileID{}, err
 	}
-	return d.FS.Lstat(name)
+	return d.FS.Identify(name)
 }
 
 // diskFile notes which reservations were written to a segment since its last fdatasync.
@@ -298,7 +298,7 @@ func TestNoCallOfTheDiskLetsARequestOutUnrecorded_I6_F159(t *testing.T) {
 			{"allocate", syscall.ENOSPC, false},
 			{"truncate", syscall.EIO, false},
 			{"rename", syscall.EROFS, false}, // of a checkpoint
-			{"lstat", syscall.EIO, true},
+			{"statx", syscall.EIO, true},
 		} {
 			t.Run(fmt.Sprintf("%s %s %v", durable, c.op, c.err), func(t *testing.T) {
 				d := newDiskRig(t, durable)
