@@ -254,17 +254,18 @@ func (o *carried) move(dst, src net.Conn, n, active *atomic.Int64, ended *atomic
 	buf := o.c.p.buffers.Get().(*[]byte)
 	defer o.c.p.buffers.Put(buf)
 	limits := o.c.p.limits
+	var reads, writes rearmed
 	for {
 		idle := limits.TunnelIdleTimeout
 		if ended.Load() {
 			idle = min(idle, limits.IdleTimeout)
 		}
-		_ = src.SetReadDeadline(time.Now().Add(min(idle, limits.IdleTimeout)))
+		reads.within(min(idle, limits.IdleTimeout), src.SetReadDeadline)
 		got, err := src.Read(*buf)
 		if got > 0 {
 			o.c.run.flow.pass(o.c.run.ctx, got)
 			active.Store(time.Now().UnixNano())
-			_ = dst.SetWriteDeadline(time.Now().Add(limits.TunnelIdleTimeout))
+			writes.within(limits.TunnelIdleTimeout, dst.SetWriteDeadline)
 			wrote, werr := dst.Write((*buf)[:got])
 			n.Add(int64(wrote))
 			if n == &o.sent {
@@ -288,6 +289,22 @@ func (o *carried) move(dst, src net.Conn, n, active *atomic.Int64, ended *atomic
 			return
 		}
 	}
+}
+
+// rearmed is a deadline that moves on by steps: setting it costs more than a message.
+type rearmed struct {
+	limit time.Duration
+	at    time.Time // when it was set
+}
+
+// within has what comes next end after limit, or up to a sixteenth of it sooner.
+func (r *rearmed) within(limit time.Duration, set func(time.Time) error) {
+	now := time.Now()
+	if limit == r.limit && now.Sub(r.at) < limit/16 {
+		return
+	}
+	r.limit, r.at = limit, now
+	_ = set(now.Add(limit)) // fails on a connection that is closed
 }
 
 func (o *carried) complete(f *refusal) {
