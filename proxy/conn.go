@@ -75,14 +75,31 @@ type clientConn struct {
 	answers   atomic.Int64 // requests of HTTP/1 that were answered to their end
 	streams   streams      // of HTTP/2
 	answered  bool         // a refusal of ours was written below net/http
+	grown     bool         // growStack was called
 	end       sendingEnd
 }
 
 func (c *clientConn) CloseWrite() error { return closeWrite(c.Conn) }
 
+// growStack gives the goroutine at once the stack that a handshake and a request take, in
+// place of doubling it four times, each time with a copy of what is on it.
+//
+//go:noinline
+func growStack() {
+	var room [16 << 10]byte
+	keep(&room)
+}
+
+//go:noinline
+func keep(*[16 << 10]byte) {}
+
 // Read gives what the framer lets through. The end, or what is wrong with the next
 // request, comes when nothing that was asked for before it is unanswered.
 func (c *clientConn) Read(p []byte) (int, error) {
+	if !c.grown {
+		c.grown = true
+		growStack()
+	}
 	n, err := c.fr.Read(p)
 	if n == 0 && c.holds(err) {
 		err = c.hold(err)
