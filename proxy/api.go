@@ -101,11 +101,15 @@ type ListenOptions struct {
 	// Clients are the callers known by token. Empty: one anonymous caller (its
 	// name is ""), which ServeListener accepts only on a loopback address.
 	Clients []Client
+	// Updates brings other lists of clients while the listener serves; nil: none. The run
+	// of a client that is not in the new list, or not as it was, ends with all it has open.
+	// An empty list is taken over on a loopback address alone.
+	Updates <-chan []Client
 	// Open begins the run of a client at its first use. Close is told when it has
 	// ended: after IdleEnd without an open connection, or with the listener. The
 	// Run itself is closed by then; ctx ends after EndTime. It is called for several
 	// runs at once.
-	Open    func(ctx context.Context, client string) (*Run, error)
+	Open    func(ctx context.Context, client Client) (*Run, error)
 	Close   func(ctx context.Context, client string, r *Run)
 	IdleEnd time.Duration // default 10 min
 	EndTime time.Duration // default 30 s
@@ -117,4 +121,5 @@ type Client struct {
 	Name        string
 	Token       [sha256.Size]byte // SHA-256 of the token; zero: none
 	Certificate [sha256.Size]byte // SHA-256 of the certificate (DER), see CertificateOf; zero: none
+	Grants      string            // what Open gives its run, in any form: with another it is another client
 }

@@ -65,7 +65,7 @@ type clientConn struct {
 	raw    net.Conn // as it was accepted
 	arr    arrival
 	fr     framer
-	client string // known by its certificate
+	client Client // known by its certificate; zero: not known yet
 	outer  bool   // TLS with the listener itself
 	h2     bool   // HTTP/2; fr is not used
 	ended  func() // once, when nobody uses the connection any more

@@ -203,8 +203,8 @@ func TestClientsAreTheirTokens_F081_F087(t *testing.T) {
 	go func() {
 		done <- e.p.ServeListener(ctx, ln, ListenOptions{
 			Clients: []Client{{Name: "a", Token: sha256.Sum256([]byte("tok-CANARY-a"))}, {Name: "b", Token: sha256.Sum256([]byte("tok-CANARY-b"))}},
-			Open: func(_ context.Context, client string) (*Run, error) {
-				return e.p.NewRun(RunOptions{Run: identity.Run{ID: "r-" + client}})
+			Open: func(_ context.Context, client Client) (*Run, error) {
+				return e.p.NewRun(RunOptions{Run: identity.Run{ID: "r-" + client.Name}})
 			},
 			Close: func(context.Context, string, *Run) {},
 		})

@@ -10,8 +10,10 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -23,6 +25,9 @@ type lobby struct {
 	ctx  context.Context
 	tls  *tls.Config // nil: the listener itself speaks no TLS
 	home *Run        // has all connections; may call nothing
+
+	clients atomic.Pointer[[]Client]
+	local   bool // on a loopback address
 
 	places *places
 	ending sync.WaitGroup // ends of runs
@@ -59,6 +64,9 @@ func (p *Proxy) ServeListener(ctx context.Context, ln net.Listener, o ListenOpti
 		return err
 	}
 	l := &lobby{p: p, o: o, ctx: ctx, home: home, runs: make(map[string]*guest), places: newPlaces(p.limits.MaxConnsPerRun)}
+	l.local = onLoopback(ln.Addr())
+	list := slices.Clone(o.Clients)
+	l.clients.Store(&list)
 	l.tls = l.clientTLS()
 	home.lobby = l
 	stop := context.AfterFunc(ctx, func() { _ = ln.Close() })
@@ -129,14 +137,14 @@ func (x *exchange) identify(r *http.Request) *refusal {
 	if l == nil {
 		return nil
 	}
-	name, ok := x.conn.client, x.conn.client != ""
+	who, ok := x.conn.client, x.conn.client != Client{}
 	if !ok {
-		name, ok = l.authenticate(r.Header.Get("Proxy-Authorization"))
+		who, ok = l.authenticate(r.Header.Get("Proxy-Authorization"))
 	}
 	if !ok {
 		return refuse(reasonUnauthenticated, "the proxy does not know this client")
 	}
-	run, release, f := l.admit(r.Context(), name, x.conn, x.conn.raw)
+	run, release, f := l.admit(r.Context(), who, x.conn, x.conn.raw)
 	if f == nil {
 		x.run, x.release = run, release
 	}
@@ -144,12 +152,15 @@ func (x *exchange) identify(r *http.Request) *refusal {
 }
 
 // admit counts a connection, which was accepted as raw, into the run of a known client.
-func (l *lobby) admit(ctx context.Context, name string, c, raw net.Conn) (*Run, func(), *refusal) {
-	if !l.places.settle(raw, name) {
+func (l *lobby) admit(ctx context.Context, who Client, c, raw net.Conn) (*Run, func(), *refusal) {
+	if !l.places.settle(raw, who.Name) {
 		return nil, nil, refuse(reasonTooMany, "too many open connections")
 	}
 	for range 2 { // the run may end for idleness between the two steps
-		run, err := l.enter(ctx, name)
+		run, err := l.enter(ctx, who)
+		if errors.Is(err, errUnknownCaller) {
+			return nil, nil, refuse(reasonUnauthenticated, "the proxy does not know this client any more")
+		}
 		if err != nil {
 			f := refuse(reasonInternalError, "the client's run could not begin")
 			f.cause = err.Error()
@@ -162,15 +173,15 @@ func (l *lobby) admit(ctx context.Context, name string, c, raw net.Conn) (*Run, 
 		if !run.ended() {
 			return nil, nil, f
 		}
-		l.forget(name, run)
+		l.forget(who.Name, run)
 	}
 	return nil, nil, refuse(reasonTooMany, "the client's run has just ended")
 }
 
 // authenticate takes "Bearer TOKEN", or Basic with the token as its password.
-func (l *lobby) authenticate(field string) (name string, ok bool) {
-	if len(l.o.Clients) == 0 {
-		return "", true
+func (l *lobby) authenticate(field string) (who Client, ok bool) {
+	if len(l.known()) == 0 {
+		return Client{}, true
 	}
 	token := ""
 	scheme, rest, _ := strings.Cut(field, " ")
@@ -186,20 +197,25 @@ func (l *lobby) authenticate(field string) (name string, ok bool) {
 }
 
 // byToken compares every client in constant time.
-func (l *lobby) byToken(token string) (name string, ok bool) {
+func (l *lobby) byToken(token string) (who Client, ok bool) {
 	sum := sha256.Sum256([]byte(token))
-	for _, c := range l.o.Clients {
+	for _, c := range l.known() {
 		if subtle.ConstantTimeCompare(sum[:], c.Token[:]) == 1 && token != "" {
-			name, ok = c.Name, true
+			who, ok = c, true
 		}
 	}
-	return name, ok
+	return who, ok
 }
 
 // enter gives the run of a client, beginning it at first use. Concurrent first
 // uses begin one.
-func (l *lobby) enter(ctx context.Context, name string) (*Run, error) {
+func (l *lobby) enter(ctx context.Context, who Client) (*Run, error) {
+	name := who.Name
 	l.mu.Lock()
+	if !l.knows(who) {
+		l.mu.Unlock()
+		return nil, errUnknownCaller
+	}
 	g := l.runs[name]
 	mine := g == nil
 	if mine {
@@ -209,7 +225,7 @@ func (l *lobby) enter(ctx context.Context, name string) (*Run, error) {
 	g.since = time.Now()
 	l.mu.Unlock()
 	if mine {
-		g.run, g.err = l.o.Open(context.WithoutCancel(ctx), name)
+		g.run, g.err = l.o.Open(context.WithoutCancel(ctx), who)
 		if g.err == nil && g.run == nil {
 			g.err = errors.New("proxy: no run")
 		}
@@ -231,10 +247,17 @@ func (l *lobby) enter(ctx context.Context, name string) (*Run, error) {
 func (l *lobby) sweepUntil(ctx context.Context) {
 	tick := time.NewTicker(max(l.o.IdleEnd/4, time.Millisecond))
 	defer tick.Stop()
+	updates := l.o.Updates
 	for {
 		select {
 		case <-ctx.Done():
 			return
+		case list, open := <-updates:
+			if !open {
+				updates = nil
+				continue
+			}
+			l.take(list)
 		case <-tick.C:
 			l.endIdle()
 		}
@@ -271,14 +294,18 @@ func (l *lobby) endTime() (context.Context, context.CancelFunc) {
 }
 
 func (l *lobby) end(ctx context.Context, name string) {
-	defer recoverTo(new(error), "end of a run", l.p.panicked)
 	l.mu.Lock()
 	g := l.runs[name]
 	delete(l.runs, name)
 	l.mu.Unlock()
-	if g == nil {
-		return
+	if g != nil {
+		l.endGuest(ctx, name, g)
 	}
+}
+
+// endGuest ends the run of a guest whom nobody finds any more.
+func (l *lobby) endGuest(ctx context.Context, name string, g *guest) {
+	defer recoverTo(new(error), "end of a run", l.p.panicked)
 	<-g.ready
 	if g.run == nil {
 		return

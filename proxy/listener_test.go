@@ -28,9 +28,9 @@ func TestListener(t *testing.T) {
 	done := make(chan error, 1)
 	o := ListenOptions{
 		Clients: []Client{{Name: "ci", Token: sha256.Sum256([]byte("tok-CANARY-ci"))}, {Name: "dev", Token: sha256.Sum256([]byte("tok-CANARY-dev"))}},
-		Open: func(_ context.Context, client string) (*Run, error) {
+		Open: func(_ context.Context, client Client) (*Run, error) {
 			opened.Add(1)
-			return e.p.NewRun(RunOptions{Run: identity.Run{ID: "r-" + client}, Offered: []string{"api"}})
+			return e.p.NewRun(RunOptions{Run: identity.Run{ID: "r-" + client.Name}, Offered: []string{"api"}})
 		},
 		Close: func(context.Context, string, *Run) { closed.Add(1) },
 	}
@@ -115,8 +115,8 @@ func TestListener(t *testing.T) {
 func TestListenerWithoutClientsIsForLoopbackOnly(t *testing.T) {
 	e := newEnv(t, nil, plainUpstream)
 	o := ListenOptions{
-		Open: func(_ context.Context, client string) (*Run, error) {
-			return e.p.NewRun(RunOptions{Run: identity.Run{ID: "r-anonymous" + client}})
+		Open: func(_ context.Context, client Client) (*Run, error) {
+			return e.p.NewRun(RunOptions{Run: identity.Run{ID: "r-anonymous" + client.Name}})
 		},
 		Close:   func(context.Context, string, *Run) {},
 		IdleEnd: 20 * time.Millisecond,
@@ -172,8 +172,8 @@ func TestTheEndOfARunHoldsUpNoOther_I7(t *testing.T) {
 	go func() {
 		done <- e.p.ServeListener(ctx, ln, ListenOptions{
 			Clients: clients, IdleEnd: 20 * time.Millisecond, EndTime: 2 * time.Second,
-			Open: func(_ context.Context, client string) (*Run, error) {
-				return e.p.NewRun(RunOptions{Run: identity.Run{ID: "r-" + client}})
+			Open: func(_ context.Context, client Client) (*Run, error) {
+				return e.p.NewRun(RunOptions{Run: identity.Run{ID: "r-" + client.Name}})
 			},
 			Close: func(ctx context.Context, client string, _ *Run) {
 				if client == "quick" {
@@ -242,7 +242,7 @@ func TestAcceptSurvivesALackOfDescriptors_F100(t *testing.T) {
 	done := make(chan error, 1)
 	go func() {
 		done <- e.p.ServeListener(ctx, ln, ListenOptions{
-			Open: func(context.Context, string) (*Run, error) {
+			Open: func(context.Context, Client) (*Run, error) {
 				return e.p.NewRun(RunOptions{Run: identity.Run{ID: "r-a"}})
 			},
 			Close: func(context.Context, string, *Run) {},

@@ -72,16 +72,16 @@ func (c *clientConn) openListenerTLS(pre *prefixConn) (*prefixConn, *refusal) {
 }
 
 // byCertificate knows a caller whose handshake proved that it holds the key.
-func (l *lobby) byCertificate(cert *x509.Certificate) string {
+func (l *lobby) byCertificate(cert *x509.Certificate) Client {
 	now := l.p.clock()
 	if now.Before(cert.NotBefore) || now.After(cert.NotAfter) {
-		return ""
+		return Client{}
 	}
 	sum := sha256.Sum256(cert.Raw)
-	for _, c := range l.o.Clients {
+	for _, c := range l.known() {
 		if c.Certificate == sum {
-			return c.Name
+			return c
 		}
 	}
-	return ""
+	return Client{}
 }

@@ -22,8 +22,8 @@ func TestOneClientsConnectionsKeepNobodyOut_I9(t *testing.T) {
 	done := make(chan error, 1)
 	o := ListenOptions{
 		Clients: []Client{{Name: "many", Token: sha256.Sum256([]byte("tok-CANARY-many"))}, {Name: "few", Token: sha256.Sum256([]byte("tok-CANARY-few"))}},
-		Open: func(_ context.Context, client string) (*Run, error) {
-			return e.p.NewRun(RunOptions{Run: identity.Run{ID: "r-" + client}})
+		Open: func(_ context.Context, client Client) (*Run, error) {
+			return e.p.NewRun(RunOptions{Run: identity.Run{ID: "r-" + client.Name}})
 		},
 		Close: func(context.Context, string, *Run) {},
 	}

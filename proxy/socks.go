@@ -53,8 +53,8 @@ func (c *clientConn) socksGreeting(pre *prefixConn) *refusal {
 		return socksBroken(err)
 	}
 	l := c.run.lobby
-	need, name := byte(socksNoAuth), c.client
-	if l != nil && name == "" && len(l.o.Clients) > 0 {
+	need, who := byte(socksNoAuth), c.client
+	if l != nil && who == (Client{}) && len(l.known()) > 0 {
 		need = socksPassword
 	}
 	if !hasByte(methods, need) {
@@ -73,7 +73,7 @@ func (c *clientConn) socksGreeting(pre *prefixConn) *refusal {
 			return socksBroken(err)
 		}
 		var known bool
-		name, known = l.byToken(string(token))
+		who, known = l.byToken(string(token))
 		status := byte(1)
 		if known {
 			status = 0
@@ -88,7 +88,7 @@ func (c *clientConn) socksGreeting(pre *prefixConn) *refusal {
 	if l == nil {
 		return nil
 	}
-	run, release, f := l.admit(c.run.ctx, name, pre, c.raw)
+	run, release, f := l.admit(c.run.ctx, who, pre, c.raw)
 	if f != nil {
 		return f
 	}

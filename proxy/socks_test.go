@@ -136,8 +136,8 @@ func (e *env) listen(o ListenOptions) string {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
-	o.Open = func(_ context.Context, client string) (*Run, error) {
-		return e.p.NewRun(RunOptions{Run: identity.Run{ID: "r-" + client}, CA: o.CA})
+	o.Open = func(_ context.Context, client Client) (*Run, error) {
+		return e.p.NewRun(RunOptions{Run: identity.Run{ID: "r-" + client.Name}, CA: o.CA})
 	}
 	o.Close = func(context.Context, string, *Run) {}
 	go func() { done <- e.p.ServeListener(ctx, ln, o) }()

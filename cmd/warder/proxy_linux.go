@@ -2,15 +2,12 @@ package main
 
 import (
 	"context"
-	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
 	"net"
-	"os"
 	"os/signal"
 	"slices"
-	"strings"
 	"sync"
 	"syscall"
 
@@ -30,7 +27,8 @@ func newProxyCmd() *cobra.Command {
 		Short: "Serve the proxy on a TCP address, for workloads that something else confines",
 		Long: `Proxy serves the same pipeline as run on a TCP listener (CONNECT, absolute-form and SOCKS5).
 Callers are known by proxy.clients; without it only a loopback address is served,
-as one anonymous run. A policy that changed is taken over at once, and SIGHUP reads it again; SIGTERM ends it.`,
+as one anonymous run. A policy that changed is taken over at once, changed clients within seconds, and SIGHUP
+reads both again; SIGTERM ends it.`,
 		Example: "  warder proxy --config /etc/warder/warder.yaml",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -81,7 +79,9 @@ func serveProxy(cmd *cobra.Command, file, policy string) (err error) {
 	defer waitAdmin()
 	defer a.followPolicy(ctx, cmd.ErrOrStderr())()
 	s.ca = ca
-	return a.proxy.ServeListener(ctx, ln, proxy.ListenOptions{Clients: clients, Open: s.open, Close: s.close, CA: ca})
+	f := &clientFollower{app: a, ca: ca, stderr: cmd.ErrOrStderr(), inForce: clients, updates: make(chan []proxy.Client)}
+	defer f.follow(ctx)()
+	return a.proxy.ServeListener(ctx, ln, proxy.ListenOptions{Clients: clients, Updates: f.updates, Open: s.open, Close: s.close, CA: ca})
 }
 
 // serveAdmin answers metrics, health and readiness where the configuration says,
@@ -120,13 +120,17 @@ type proxyRun struct {
 	journal *runner.State
 }
 
-func (s *proxyRuns) open(_ context.Context, client string) (*proxy.Run, error) {
-	ident := identity.Run{ID: identity.NewRunID(), Agent: client, User: callerName()}
+func (s *proxyRuns) open(_ context.Context, client proxy.Client) (*proxy.Run, error) {
+	offered, err := granted(client.Grants)
+	if err != nil {
+		return nil, err
+	}
+	ident := identity.Run{ID: identity.NewRunID(), Agent: client.Name, User: callerName()}
 	journal, err := s.app.state.Journal()
 	if err != nil {
 		return nil, err
 	}
-	sess, err := s.app.broker.Begin(ident, s.offered(client), journal)
+	sess, err := s.app.broker.Begin(ident, offered, journal)
 	if err != nil {
 		return nil, errors.Join(err, journal.Close())
 	}
@@ -138,16 +142,6 @@ func (s *proxyRuns) open(_ context.Context, client string) (*proxy.Run, error) {
 	s.live[r] = &proxyRun{sess, journal}
 	s.mu.Unlock()
 	return r, nil
-}
-
-// offered is nil (all) for the anonymous caller and for a client that names none.
-func (s *proxyRuns) offered(client string) []string {
-	for _, c := range s.app.cfg.Proxy.Clients {
-		if c.Name == client && c.Credentials != nil {
-			return c.Credentials
-		}
-	}
-	return nil
 }
 
 func (s *proxyRuns) close(ctx context.Context, _ string, r *proxy.Run) {
@@ -169,47 +163,6 @@ func (s *proxyRuns) close(ctx context.Context, _ string, r *proxy.Run) {
 	if err != nil {
 		s.app.log.Warn("proxy: end of run", "err", err)
 	}
-}
-
-func proxyClients(list []config.Client, ca *proxy.CA) ([]proxy.Client, error) {
-	var out []proxy.Client
-	for _, c := range list {
-		if c.CertFile != "" {
-			known, err := certifiedClient(c, ca)
-			if err != nil {
-				return nil, fmt.Errorf("proxy.clients: %s: %w", c.Name, err)
-			}
-			out = append(out, known)
-			continue
-		}
-		b, err := config.ReadOwned(c.TokenFile, 64<<10)
-		if err != nil {
-			return nil, fmt.Errorf("proxy.clients: %s: %w", c.Name, err)
-		}
-		token := strings.TrimSpace(string(b))
-		if token == "" {
-			return nil, fmt.Errorf("proxy.clients: %s: token_file is empty", c.Name)
-		}
-		out = append(out, proxy.Client{Name: c.Name, Token: sha256.Sum256([]byte(token))})
-	}
-	return out, nil
-}
-
-// certifiedClient is known by the very certificate in the file, over TLS with the
-// listener itself.
-func certifiedClient(c config.Client, ca *proxy.CA) (proxy.Client, error) {
-	if ca == nil {
-		return proxy.Client{}, errors.New("a client certificate needs TLS with the listener; hint: set proxy.ca")
-	}
-	if err := config.CheckOwned(c.CertFile); err != nil {
-		return proxy.Client{}, err
-	}
-	text, err := os.ReadFile(c.CertFile)
-	if err != nil {
-		return proxy.Client{}, err
-	}
-	sum, err := proxy.CertificateOf(text)
-	return proxy.Client{Name: c.Name, Certificate: sum}, err
 }
 
 func proxyCA(c *config.ProxyCA) (*proxy.CA, error) {

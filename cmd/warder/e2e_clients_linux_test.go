@@ -1,0 +1,50 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"warder/audit"
+)
+
+// TestE2EProxyFollowsItsClients_I5_I7: a client that is taken out of the configuration, or
+// whose token was changed, is unknown without a new start, and the credentials of its run
+// are given back.
+func TestE2EProxyFollowsItsClients_I5_I7(t *testing.T) {
+	l, addr, _, stop := proxyLab(t, "clients: [{name: ci, token_file: ./token}]")
+	file := filepath.Join(l.dir, "warder.yaml")
+	first, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	status := func(token string) string {
+		out := l.curl(addr, "--proxy-user", "x:"+token, "https://api.allowed.test/v1/x")
+		return strings.TrimSpace(out[strings.LastIndex(out, "STATUS"):])
+	}
+	const known, unknown = "STATUS 200 200", "STATUS 000 407"
+	if got := status("S3CR3T-CANARY-proxy-client-token"); got != known {
+		t.Fatalf("control: %s", got)
+	}
+	l.write("token2", "S3CR3T-CANARY-second-token")
+	l.write("warder.yaml", strings.Replace(string(first), "{name: ci, token_file: ./token}", "{name: ops, token_file: ./token2, credentials: []}", 1))
+	l.until(func() bool { return status("S3CR3T-CANARY-second-token") != unknown })
+	if got := status("S3CR3T-CANARY-proxy-client-token"); got != unknown {
+		t.Errorf("a client that was taken out: %s", got)
+	}
+	if len(l.records(func(r *audit.Record) bool {
+		return r.Run != nil && r.Run.Agent == "ops" && r.Credential != nil
+	})) > 0 {
+		t.Error("a client without credentials was given one")
+	}
+	l.write("token2", "S3CR3T-CANARY-third-token")
+	l.until(func() bool { return status("S3CR3T-CANARY-third-token") != unknown })
+	if got := status("S3CR3T-CANARY-second-token"); got != unknown {
+		t.Errorf("the token before: %s", got)
+	}
+	if log := stop(); strings.Contains(log, "S3CR3T") || !strings.Contains(log, `clients: ["ops"]`) {
+		t.Errorf("log: %s", log)
+	}
+	l.mustBeComplete()
+}

@@ -1,0 +1,182 @@
+package main
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"warder/internal/config"
+	"warder/policies"
+	"warder/proxy"
+)
+
+// clientFollower takes over proxy.clients when the configuration, or a file that it names
+// for one of them, was changed. Nothing else of the configuration is read again.
+type clientFollower struct {
+	app     *app
+	ca      *proxy.CA
+	stderr  io.Writer
+	updates chan []proxy.Client
+
+	inForce       []proxy.Client
+	paths         []string
+	taken, before string // fingerprints: of what was read last, and of the last look
+}
+
+// follow looks at the files until ctx ends; the returned function waits for that.
+func (f *clientFollower) follow(ctx context.Context) (wait func()) {
+	if f.app.cfg.File == "" {
+		return func() {}
+	}
+	f.watch(f.app.cfg.Proxy.Clients)
+	hup := make(chan os.Signal, 1)
+	signal.Notify(hup, syscall.SIGHUP)
+	ctx, cancel := context.WithCancel(ctx)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		defer signal.Stop(hup)
+		look := time.NewTicker(followEvery)
+		defer look.Stop()
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-hup:
+				f.load(ctx)
+			case <-look.C:
+				f.look(ctx)
+			}
+		}
+	}()
+	return func() { cancel(); <-done }
+}
+
+func (f *clientFollower) watch(list []config.Client) {
+	f.paths = []string{f.app.cfg.File}
+	for _, c := range list {
+		f.paths = append(f.paths, c.TokenFile, c.CertFile)
+	}
+}
+
+// look reads files that changed, once they have stopped changing.
+func (f *clientFollower) look(ctx context.Context) {
+	now := policies.Fingerprint(f.paths...)
+	settled := now == f.before
+	f.before = now
+	if now != f.taken && settled {
+		f.taken = now // also when it cannot be taken over: it is told once
+		f.load(ctx)
+	}
+}
+
+func (f *clientFollower) load(ctx context.Context) {
+	list, err := f.read()
+	if err != nil {
+		fmt.Fprintln(f.stderr, "warder: proxy: the clients stay as they were:", err)
+		return
+	}
+	if slices.Equal(list, f.inForce) {
+		return
+	}
+	select {
+	case f.updates <- list:
+	case <-ctx.Done():
+		return
+	}
+	f.inForce = list
+	names := make([]string, len(list))
+	for i, c := range list {
+		names[i] = c.Name
+	}
+	fmt.Fprintf(f.stderr, "warder: proxy: clients: %q\n", names)
+}
+
+func (f *clientFollower) read() ([]proxy.Client, error) {
+	cfg, err := config.Load(f.app.cfg.File)
+	if err != nil {
+		return nil, err
+	}
+	list := cfg.Proxy.Clients
+	f.watch(list)
+	if len(list) == 0 && len(f.inForce) > 0 {
+		return nil, errors.New("there are none; hint: without clients everybody would come in, which takes a new start")
+	}
+	for _, c := range list {
+		for _, name := range c.Credentials {
+			if _, ok := f.app.cfg.Credentials[name]; !ok {
+				return nil, fmt.Errorf("proxy.clients: %s: credential %q is newer than this process; hint: start it anew", c.Name, name)
+			}
+		}
+	}
+	return proxyClients(list, f.ca)
+}
+
+// granted is what a client is offered; nil: all.
+func granted(grants string) (names []string, err error) {
+	if grants != "" {
+		err = json.Unmarshal([]byte(grants), &names)
+	}
+	return names, err
+}
+
+// proxyClients reads what clients are known by. A client that names no credentials is
+// offered all.
+func proxyClients(list []config.Client, ca *proxy.CA) ([]proxy.Client, error) {
+	var out []proxy.Client
+	for _, c := range list {
+		grants := ""
+		if c.Credentials != nil {
+			text, err := json.Marshal(c.Credentials)
+			if err != nil {
+				return nil, fmt.Errorf("proxy.clients: %s: %w", c.Name, err)
+			}
+			grants = string(text)
+		}
+		if c.CertFile != "" {
+			known, err := certifiedClient(c, ca)
+			if err != nil {
+				return nil, fmt.Errorf("proxy.clients: %s: %w", c.Name, err)
+			}
+			known.Grants = grants
+			out = append(out, known)
+			continue
+		}
+		b, err := config.ReadOwned(c.TokenFile, 64<<10)
+		if err != nil {
+			return nil, fmt.Errorf("proxy.clients: %s: %w", c.Name, err)
+		}
+		token := strings.TrimSpace(string(b))
+		if token == "" {
+			return nil, fmt.Errorf("proxy.clients: %s: token_file is empty", c.Name)
+		}
+		out = append(out, proxy.Client{Name: c.Name, Token: sha256.Sum256([]byte(token)), Grants: grants})
+	}
+	return out, nil
+}
+
+// certifiedClient is known by the very certificate in the file, over TLS with the
+// listener itself.
+func certifiedClient(c config.Client, ca *proxy.CA) (proxy.Client, error) {
+	if ca == nil {
+		return proxy.Client{}, errors.New("a client certificate needs TLS with the listener; hint: set proxy.ca")
+	}
+	if err := config.CheckOwned(c.CertFile); err != nil {
+		return proxy.Client{}, err
+	}
+	text, err := os.ReadFile(c.CertFile)
+	if err != nil {
+		return proxy.Client{}, err
+	}
+	sum, err := proxy.CertificateOf(text)
+	return proxy.Client{Name: c.Name, Certificate: sum}, err
+}
