@@ -126,7 +126,7 @@ func TestLargeBodiesInConstantMemory_F060(t *testing.T) {
 // loses a byte.
 func TestManyTunnelsAtOnce_F063(t *testing.T) {
 	const tunnels = 1000
-	e := newEnv(t, nil, withLimits(Limits{MaxConnsPerRun: 2 * tunnels, HandshakeTimeout: 10 * time.Minute, FirstByteTimeout: 10 * time.Minute}))
+	e := newEnv(t, nil, withLimits(Limits{MaxConnsPerRun: 2 * tunnels, HandshakeTimeout: 10 * time.Minute, FirstByteTimeout: 10 * time.Minute, DialTimeout: 10 * time.Minute}))
 	cfg := e.clientTLS("plain.allowed.test")
 	var wg sync.WaitGroup
 	for range tunnels {
