@@ -75,8 +75,8 @@ func (l *hostLink) read(fd int) {
 	defer l.wg.Done()
 	buf := make([]byte, linkMTU)
 	for {
-		n, errno := rawfile.BlockingRead(fd, buf)
-		if errno != 0 || n <= 0 {
+		n := readPacket(fd, buf)
+		if n == 0 {
 			return
 		}
 		l.mu.RLock()
@@ -90,6 +90,23 @@ func (l *hostLink) read(fd int) {
 		pkt.RXChecksumValidated = true
 		d.DeliverNetworkPacket(protocolOf(buf[0]), pkt)
 		pkt.DecRef()
+	}
+}
+
+// readPacket waits for the next one; 0 is the end of the link.
+func readPacket(fd int, buf []byte) int {
+	for {
+		n, err := unix.Read(fd, buf)
+		switch err {
+		case nil:
+			return max(n, 0)
+		case unix.EAGAIN:
+			_, _ = rawfile.BlockingPoll(&rawfile.PollEvent{FD: int32(fd), Events: unix.POLLIN}, 1, nil) // whatever it says, the read tells
+		case unix.EINTR:
+		case unix.ECONNRESET: // told once, where the other side went with packets that it had not taken; the end is next
+		default:
+			return 0
+		}
 	}
 }
 
