@@ -55,7 +55,7 @@ func TestClientsAreTakenOverWholeOrNotAtAll(t *testing.T) {
 		t.Errorf("without a change: %q, %v", text, list)
 	}
 	for name, clients := range map[string]string{
-		"no clients": "", "a broken one": "{nmae: ci}", "no token file": "{name: ci, token_file: ./none}",
+		"no clients": "", "a broken one": "{nom: ci}", "no token file": "{name: ci, token_file: ./none}",
 		"an empty token": "{name: ci, token_file: ./empty}", "a new credential": "{name: ci, token_file: ./t1, credentials: [other]}",
 	} {
 		configure(clients)
