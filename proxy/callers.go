@@ -1,7 +1,10 @@
 package proxy
 
 import (
+	"context"
 	"errors"
+	"net"
+	"net/http"
 	"slices"
 )
 
@@ -43,11 +46,29 @@ func (l *lobby) take(list []Client) {
 		}
 	}
 	l.mu.Unlock()
-	for name, g := range gone {
-		l.ending.Go(func() { // as in endIdle
-			ctx, done := l.endTime()
-			defer done()
-			l.endGuest(ctx, name, g)
-		})
+	for _, was := range before {
+		if !l.stillKnows(was) {
+			l.places.turnOut(was)
+		}
 	}
+	l.endGuests(gone)
+}
+
+func (l *lobby) stillKnows(who Client) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.knows(who)
+}
+
+// turnAway refuses a caller whom the list has just lost.
+func (l *lobby) turnAway(raw net.Conn) *refusal {
+	l.places.unsettle(raw)
+	return refuse(reasonUnauthenticated, "the proxy does not know this client any more")
+}
+
+// bound has a request end with its run, which is not that of the connection it came over.
+func (x *exchange) bound(r *http.Request) (*http.Request, func()) {
+	ctx, cancel := context.WithCancel(r.Context())
+	stop := context.AfterFunc(x.run.ctx, cancel)
+	return r.WithContext(ctx), func() { stop(); cancel() }
 }

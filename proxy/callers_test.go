@@ -7,6 +7,7 @@ import (
 	"crypto/x509"
 	"encoding/pem"
 	"net"
+	"net/http"
 	"strings"
 	"sync"
 	"testing"
@@ -176,17 +177,58 @@ func TestACertificateThatIsTakenOutOpensNothingOnAnOldConnection_I5(t *testing.T
 	g := newCallersRig(t, "127.0.0.1:0", ListenOptions{Clients: []Client{{Name: "ci", Certificate: sum}}, CA: ca})
 	pool := x509.NewCertPool()
 	pool.AppendCertsFromPEM(ca.CertPEM())
-	c := tls.Client(dialTo(t, g.addr), &tls.Config{RootCAs: pool, ServerName: "127.0.0.1", Certificates: []tls.Certificate{cert}})
+	dial := func() *tls.Conn { // TLS 1.2: the server has the certificate when the handshake is over
+		c := tls.Client(dialTo(t, g.addr), &tls.Config{RootCAs: pool, ServerName: "127.0.0.1", Certificates: []tls.Certificate{cert}, MaxVersion: tls.VersionTLS12})
+		if err := c.Handshake(); err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}
 	abs := get("http://plain.allowed.test/", "plain.allowed.test")
+	used, fresh := dial(), dial()
 	for range 2 {
-		if r := ask(t, c, abs); r.StatusCode != 200 {
+		if r := ask(t, used, abs); r.StatusCode != 200 {
 			t.Fatalf("control: %d", r.StatusCode)
 		}
 	}
 	g.updates <- []Client{byToken("ci", "tok-ci")}
-	g.updates <- []Client{byToken("ci", "tok-ci")} // taken once the first is in force
-	if r := ask(t, c, abs); r.StatusCode != 407 || r.reason() != reasonUnauthenticated {
+	g.cut(used, "a connection that waits for its next request")
+	if r := ask(t, fresh, abs); r.StatusCode != 407 || r.reason() != reasonUnauthenticated {
 		t.Errorf("%d %q", r.StatusCode, r.body)
+	}
+	if opened, _ := g.names(); opened != "ci" {
+		t.Errorf("runs of %q were begun", opened)
+	}
+}
+
+// A run that cannot begin does not take away that of the one who came under its name since.
+func TestARunThatFailsLateLeavesTheNextAlone_I7(t *testing.T) {
+	e := newEnv(t, nil, plainUpstream)
+	g := &guest{ready: make(chan struct{})}
+	opening, fail := make(chan struct{}), make(chan struct{})
+	l := &lobby{p: e.p, runs: map[string]*guest{}, places: newPlaces(10)}
+	list := []Client{byToken("ci", "old")}
+	l.clients.Store(&list)
+	l.o.Open = func(context.Context, Client) (*Run, error) {
+		close(opening)
+		<-fail
+		panic("of the one who opens it") // counts as a failure, and holds nobody up
+	}
+	done := make(chan error, 1)
+	go func() {
+		_, err := l.enter(t.Context(), list[0])
+		done <- err
+	}()
+	<-opening
+	l.mu.Lock()
+	l.runs["ci"] = g // as take and the next caller leave it
+	l.mu.Unlock()
+	close(fail)
+	if err := <-done; err == nil {
+		t.Error("a run that did not begin is one")
+	}
+	if l.runs["ci"] != g {
+		t.Error("the next run is lost, and with it the end of its credentials")
 	}
 }
 
@@ -203,4 +245,28 @@ func TestAnEmptyListIsNotTakenOverOnTheNetwork_I5(t *testing.T) {
 			t.Errorf("%s, nobody: %d, want %d", address, got, want)
 		}
 	}
+}
+
+// What a client asked for ends with its run, although the connection is the listener's:
+// nothing that still waits for its verdict, its record or its credential goes out after it.
+func TestARequestEndsWithItsClientsRun_I5_I7(t *testing.T) {
+	e := newEnv(t, nil, plainUpstream)
+	run, err := e.p.NewRun(RunOptions{Run: identity.Run{ID: "r-ci"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://plain.allowed.test/", strings.NewReader("x"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	x := &exchange{run: run}
+	got, done := x.bound(r)
+	defer done()
+	if got.Context().Err() != nil {
+		t.Error("control: it ended before its run")
+	}
+	if err := run.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	<-got.Context().Done()
 }

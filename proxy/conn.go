@@ -76,6 +76,7 @@ type clientConn struct {
 	streams   streams      // of HTTP/2
 	answered  bool         // a refusal of ours was written below net/http
 	grown     bool         // growStack was called
+	reading   sync.Mutex   // held while fr reads
 	end       sendingEnd
 }
 
@@ -100,7 +101,9 @@ func (c *clientConn) Read(p []byte) (int, error) {
 		c.grown = true
 		growStack()
 	}
+	c.reading.Lock()
 	n, err := c.fr.Read(p)
+	c.reading.Unlock()
 	if n == 0 && c.holds(err) {
 		err = c.hold(err)
 	}
@@ -163,6 +166,8 @@ func (c *clientConn) finish() {
 	if c.answered {
 		return
 	}
+	c.reading.Lock() // net/http may still read ahead; it is closed, so that this ends
+	defer c.reading.Unlock()
 	partial := c.fr.phase == inHead && c.fr.w > c.fr.ok
 	if partial {
 		c.fr.bad = readable(c.fr.buf[c.fr.ok:c.fr.w])

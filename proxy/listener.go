@@ -153,13 +153,13 @@ func (x *exchange) identify(r *http.Request) *refusal {
 
 // admit counts a connection, which was accepted as raw, into the run of a known client.
 func (l *lobby) admit(ctx context.Context, who Client, c, raw net.Conn) (*Run, func(), *refusal) {
-	if !l.places.settle(raw, who.Name) {
+	if !l.places.settle(raw, who) {
 		return nil, nil, refuse(reasonTooMany, "too many open connections")
 	}
 	for range 2 { // the run may end for idleness between the two steps
 		run, err := l.enter(ctx, who)
 		if errors.Is(err, errUnknownCaller) {
-			return nil, nil, refuse(reasonUnauthenticated, "the proxy does not know this client any more")
+			return nil, nil, l.turnAway(raw)
 		}
 		if err != nil {
 			f := refuse(reasonInternalError, "the client's run could not begin")
@@ -167,6 +167,10 @@ func (l *lobby) admit(ctx context.Context, who Client, c, raw net.Conn) (*Run, f
 			return nil, nil, f
 		}
 		f := run.track(c)
+		if f == nil && !l.stillKnows(who) { // taken out while its run began
+			run.untrack(c)
+			return nil, nil, l.turnAway(raw)
+		}
 		if f == nil {
 			return run, func() { run.untrack(c) }, nil
 		}
@@ -225,13 +229,12 @@ func (l *lobby) enter(ctx context.Context, who Client) (*Run, error) {
 	g.since = time.Now()
 	l.mu.Unlock()
 	if mine {
-		g.run, g.err = l.o.Open(context.WithoutCancel(ctx), who)
-		if g.err == nil && g.run == nil {
-			g.err = errors.New("proxy: no run")
-		}
+		l.begin(ctx, who, g)
 		if g.err != nil {
 			l.mu.Lock()
-			delete(l.runs, name)
+			if l.runs[name] == g { // not one that came under this name since
+				delete(l.runs, name)
+			}
 			l.mu.Unlock()
 		}
 		close(g.ready)
@@ -241,6 +244,14 @@ func (l *lobby) enter(ctx context.Context, who Client) (*Run, error) {
 		return g.run, g.err
 	case <-ctx.Done():
 		return nil, ctx.Err()
+	}
+}
+
+func (l *lobby) begin(ctx context.Context, who Client, g *guest) {
+	defer recoverTo(&g.err, "begin of a run", l.p.panicked)
+	g.run, g.err = l.o.Open(context.WithoutCancel(ctx), who)
+	if g.err == nil && g.run == nil {
+		g.err = errors.New("proxy: no run")
 	}
 }
 
@@ -266,7 +277,7 @@ func (l *lobby) sweepUntil(ctx context.Context) {
 
 // endIdle ends the runs without an open connection that were not used lately.
 func (l *lobby) endIdle() {
-	var idle []string
+	idle := map[string]*guest{}
 	l.mu.Lock()
 	for name, g := range l.runs {
 		select {
@@ -275,15 +286,22 @@ func (l *lobby) endIdle() {
 			continue
 		}
 		if time.Since(g.since) > l.o.IdleEnd && g.run.idle() {
-			idle = append(idle, name)
+			idle[name] = g
+			delete(l.runs, name)
 		}
 	}
 	l.mu.Unlock()
-	for _, name := range idle {
-		l.ending.Go(func() { // the end of one waits for its credentials, not the others
+	l.endGuests(idle)
+}
+
+// endGuests ends the runs of guests whom nobody finds any more: the end of one waits for
+// its credentials, not the others.
+func (l *lobby) endGuests(guests map[string]*guest) {
+	for name, g := range guests {
+		l.ending.Go(func() {
 			ctx, done := l.endTime()
 			defer done()
-			l.end(ctx, name)
+			l.endGuest(ctx, name, g)
 		})
 	}
 }
@@ -293,17 +311,6 @@ func (l *lobby) endTime() (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(l.ctx), l.o.EndTime)
 }
 
-func (l *lobby) end(ctx context.Context, name string) {
-	l.mu.Lock()
-	g := l.runs[name]
-	delete(l.runs, name)
-	l.mu.Unlock()
-	if g != nil {
-		l.endGuest(ctx, name, g)
-	}
-}
-
-// endGuest ends the run of a guest whom nobody finds any more.
 func (l *lobby) endGuest(ctx context.Context, name string, g *guest) {
 	defer recoverTo(new(error), "end of a run", l.p.panicked)
 	<-g.ready
@@ -320,20 +327,26 @@ func (l *lobby) endGuest(ctx context.Context, name string, g *guest) {
 func (l *lobby) forget(name string, run *Run) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if g := l.runs[name]; g != nil && g.run == run {
-		delete(l.runs, name)
+	g := l.runs[name]
+	if g == nil {
+		return
+	}
+	select {
+	case <-g.ready:
+		if g.run == run {
+			delete(l.runs, name)
+		}
+	default: // another, which is just beginning
 	}
 }
 
 func (l *lobby) endAll(ctx context.Context) {
 	l.mu.Lock()
-	names := make([]string, 0, len(l.runs))
-	for name := range l.runs {
-		names = append(names, name)
-	}
+	all := l.runs
+	l.runs = map[string]*guest{}
 	l.mu.Unlock()
-	for _, name := range names {
-		l.ending.Go(func() { l.end(ctx, name) })
+	for name, g := range all {
+		l.ending.Go(func() { l.endGuest(ctx, name, g) })
 	}
 }
 

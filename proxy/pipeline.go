@@ -43,6 +43,11 @@ func (p *Proxy) serveHTTP(rw http.ResponseWriter, r *http.Request) {
 	if f == nil {
 		f = x.identify(r)
 	}
+	if f == nil && x.release != nil {
+		var done func()
+		r, done = x.bound(r)
+		defer done()
+	}
 	if f == nil && c.arr.proxying && r.Method == http.MethodConnect {
 		f = x.connect(r)
 		if f == nil {

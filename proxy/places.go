@@ -15,12 +15,12 @@ type places struct {
 	mu      sync.Mutex
 	came    uint64
 	unknown map[net.Conn]uint64 // when they came, counted
-	client  map[net.Conn]string
-	of      map[string]int // connections of each client
+	client  map[net.Conn]Client
+	of      map[Client]int // connections of each client
 }
 
 func newPlaces(most int) *places {
-	return &places{most: most, unknown: make(map[net.Conn]uint64), client: make(map[net.Conn]string), of: make(map[string]int)}
+	return &places{most: most, unknown: make(map[net.Conn]uint64), client: make(map[net.Conn]Client), of: make(map[Client]int)}
 }
 
 // arrive takes in a connection.
@@ -44,7 +44,7 @@ func (p *places) arrive(c net.Conn) {
 }
 
 // settle gives a connection to its client, and is false when that has enough.
-func (p *places) settle(c net.Conn, client string) bool {
+func (p *places) settle(c net.Conn, client Client) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	was, settled := p.client[c]
@@ -58,6 +58,32 @@ func (p *places) settle(c net.Conn, client string) bool {
 	p.client[c] = client
 	p.of[client]++
 	return true
+}
+
+// unsettle takes a connection back from a client that is not known any more.
+func (p *places) unsettle(c net.Conn) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if _, settled := p.client[c]; settled {
+		p.leave(c)
+		p.came++
+		p.unknown[c] = p.came
+	}
+}
+
+// turnOut closes what a client has open, also what waits for its next request.
+func (p *places) turnOut(client Client) {
+	var open []net.Conn
+	p.mu.Lock()
+	for c, of := range p.client {
+		if of == client {
+			open = append(open, c)
+		}
+	}
+	p.mu.Unlock()
+	for _, c := range open {
+		_ = c.Close()
+	}
 }
 
 // gone forgets a connection that has ended.

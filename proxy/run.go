@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/http"
 	"net/netip"
@@ -200,11 +201,12 @@ func (r *Run) untrack(raw net.Conn) {
 func (r *Run) Close(ctx context.Context) error {
 	r.mu.Lock()
 	r.closed = true
-	for c := range r.conns {
-		_ = c.Close()
-	}
+	open := slices.Collect(maps.Keys(r.conns))
 	r.mu.Unlock()
 	r.cancel()
+	for _, c := range open { // the end of TLS may wait for a client that takes nothing
+		_ = c.Close()
+	}
 	done := make(chan struct{})
 	go func() {
 		r.wg.Wait()

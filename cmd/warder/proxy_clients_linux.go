@@ -30,6 +30,7 @@ type clientFollower struct {
 	inForce       []proxy.Client
 	paths         []string
 	taken, before string // fingerprints: of what was read last, and of the last look
+	failing       string // why that was not taken over, as it was told; "": it was
 }
 
 // follow looks at the files until ctx ends; the returned function waits for that.
@@ -52,7 +53,7 @@ func (f *clientFollower) follow(ctx context.Context) (wait func()) {
 			case <-ctx.Done():
 				return
 			case <-hup:
-				f.load(ctx)
+				f.taken, f.failing = "", "" // at the next look that finds the files at rest
 			case <-look.C:
 				f.look(ctx)
 			}
@@ -73,18 +74,22 @@ func (f *clientFollower) look(ctx context.Context) {
 	now := policies.Fingerprint(f.paths...)
 	settled := now == f.before
 	f.before = now
-	if now != f.taken && settled {
-		f.taken = now // also when it cannot be taken over: it is told once
+	if settled && (now != f.taken || f.failing != "") {
+		f.taken = now
 		f.load(ctx)
 	}
 }
 
 func (f *clientFollower) load(ctx context.Context) {
 	list, err := f.read()
-	if err != nil {
-		fmt.Fprintln(f.stderr, "warder: proxy: the clients stay as they were:", err)
+	if err != nil { // it may only be for now: it is tried again, and told once
+		if f.failing != err.Error() {
+			f.failing = err.Error()
+			fmt.Fprintln(f.stderr, "warder: proxy: the clients stay as they were:", err)
+		}
 		return
 	}
+	f.failing = ""
 	if slices.Equal(list, f.inForce) {
 		return
 	}
@@ -102,12 +107,14 @@ func (f *clientFollower) load(ctx context.Context) {
 }
 
 func (f *clientFollower) read() ([]proxy.Client, error) {
+	file := policies.Fingerprint(f.app.cfg.File)
 	cfg, err := config.Load(f.app.cfg.File)
 	if err != nil {
 		return nil, err
 	}
 	list := cfg.Proxy.Clients
 	f.watch(list)
+	files := policies.Fingerprint(f.paths...)
 	if len(list) == 0 && len(f.inForce) > 0 {
 		return nil, errors.New("there are none; hint: without clients everybody would come in, which takes a new start")
 	}
@@ -118,7 +125,11 @@ func (f *clientFollower) read() ([]proxy.Client, error) {
 			}
 		}
 	}
-	return proxyClients(list, f.ca)
+	clients, err := proxyClients(list, f.ca)
+	if err == nil && (policies.Fingerprint(f.app.cfg.File) != file || policies.Fingerprint(f.paths...) != files) {
+		err = errors.New("a file was changed while it was read")
+	}
+	return clients, err
 }
 
 // granted is what a client is offered; nil: all.
@@ -160,6 +171,11 @@ func proxyClients(list []config.Client, ca *proxy.CA) ([]proxy.Client, error) {
 			return nil, fmt.Errorf("proxy.clients: %s: token_file is empty", c.Name)
 		}
 		out = append(out, proxy.Client{Name: c.Name, Token: sha256.Sum256([]byte(token)), Grants: grants})
+	}
+	for i, c := range out {
+		if j := slices.IndexFunc(out, func(o proxy.Client) bool { return o.Token == c.Token && o.Certificate == c.Certificate }); j < i {
+			return nil, fmt.Errorf("proxy.clients: %s and %s are known by the same token or certificate", out[j].Name, c.Name)
+		}
 	}
 	return out, nil
 }

@@ -120,7 +120,7 @@ type proxyRun struct {
 	journal *runner.State
 }
 
-func (s *proxyRuns) open(_ context.Context, client proxy.Client) (*proxy.Run, error) {
+func (s *proxyRuns) open(ctx context.Context, client proxy.Client) (*proxy.Run, error) {
 	offered, err := granted(client.Grants)
 	if err != nil {
 		return nil, err
@@ -136,6 +136,7 @@ func (s *proxyRuns) open(_ context.Context, client proxy.Client) (*proxy.Run, er
 	}
 	r, err := s.app.proxy.NewRun(proxy.RunOptions{Run: ident, Offered: sess.Offered(), Granter: sess, CA: s.ca, StandIns: proxy.StandInsOf(sess)})
 	if err != nil {
+		sess.End(ctx)
 		return nil, errors.Join(err, journal.Close())
 	}
 	s.mu.Lock()
