@@ -23,7 +23,6 @@ type hostLink struct {
 
 	mu         sync.RWMutex
 	fd         int                     // non-blocking; -1: closed
-	ended      bool                    // shut down
 	dispatcher stack.NetworkDispatcher // nil: not attached
 }
 
@@ -54,10 +53,9 @@ func (l *hostLink) Attach(d stack.NetworkDispatcher) {
 func (l *hostLink) Close() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if !l.ended && l.fd >= 0 {
+	if l.fd >= 0 {
 		_ = unix.Shutdown(l.fd, unix.SHUT_RDWR) // fails when the other side is gone, which ends it too
 	}
-	l.ended = true
 }
 
 // free closes the descriptor, which nobody reads any more.

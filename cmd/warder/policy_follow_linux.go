@@ -167,7 +167,11 @@ const followEvery = time.Second
 // followPolicy takes over a policy that changed, until ctx ends; the returned
 // function waits for that. A policy that does not load changes nothing.
 func (a *app) followPolicy(ctx context.Context, stderr io.Writer) (wait func()) {
-	f := newFollower(a, stderr)
+	return beside(ctx, newFollower(a, stderr).run)
+}
+
+// beside has run do its work until ctx ends or wait is called, and tells it of SIGHUP.
+func beside(ctx context.Context, run func(ctx context.Context, hup <-chan os.Signal)) (wait func()) {
 	hup := make(chan os.Signal, 1)
 	signal.Notify(hup, syscall.SIGHUP)
 	ctx, cancel := context.WithCancel(ctx)
@@ -175,7 +179,7 @@ func (a *app) followPolicy(ctx context.Context, stderr io.Writer) (wait func()) 
 	go func() {
 		defer close(done)
 		defer signal.Stop(hup)
-		f.run(ctx, hup)
+		run(ctx, hup)
 	}()
 	return func() { cancel(); <-done }
 }

@@ -8,10 +8,8 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/signal"
 	"slices"
 	"strings"
-	"syscall"
 	"time"
 
 	"warder/internal/config"
@@ -39,27 +37,22 @@ func (f *clientFollower) follow(ctx context.Context) (wait func()) {
 		return func() {}
 	}
 	f.watch(f.app.cfg.Proxy.Clients)
-	hup := make(chan os.Signal, 1)
-	signal.Notify(hup, syscall.SIGHUP)
-	ctx, cancel := context.WithCancel(ctx)
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		defer signal.Stop(hup)
-		look := time.NewTicker(followEvery)
-		defer look.Stop()
-		for {
-			select {
-			case <-ctx.Done():
-				return
-			case <-hup:
-				f.taken, f.failing = "", "" // at the next look that finds the files at rest
-			case <-look.C:
-				f.look(ctx)
-			}
+	return beside(ctx, f.run)
+}
+
+func (f *clientFollower) run(ctx context.Context, hup <-chan os.Signal) {
+	look := time.NewTicker(followEvery)
+	defer look.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-hup:
+			f.taken, f.failing = "", "" // at the next look that finds the files at rest
+		case <-look.C:
+			f.look(ctx)
 		}
-	}()
-	return func() { cancel(); <-done }
+	}
 }
 
 func (f *clientFollower) watch(list []config.Client) {
