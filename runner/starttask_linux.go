@@ -5,6 +5,7 @@ import (
 	"net"
 	"os"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 	"gvisor.dev/gvisor/pkg/control/client"
@@ -68,15 +69,18 @@ type startedTask struct {
 // the sandbox whose violent death was the end of the task, if one was.
 func (t *startedTask) wait() (status unix.WaitStatus, lost string, err error) {
 	<-t.told
-	if wasKilled(t.c.GoferPid.Load()) {
-		lost = "gofer" // the sentry ends the task then
-	}
-	own, err := t.c.Wait() // until the sentry has written everything and is gone
+	// Until the sentry has written everything and is gone. Container.Wait would reap
+	// the gofer beside it, and how that one ended would be nobody's to ask.
+	own, err := t.c.Sandbox.Wait(t.c.ID)
 	if err != nil {
 		return 0, "", err
 	}
-	if lost == "" && wasKilled(t.c.GoferPid.Load()) {
-		lost = "gofer" // its files are closed before it is dead: the sentry may be quicker
+	var patience time.Duration // a task that ended well needs no reason
+	if t.err != nil || t.status != 0 {
+		patience = goferTime
+	}
+	if wasKilled(t.c.GoferPid.Load(), patience) {
+		lost = "gofer" // the sentry ends the task then
 	}
 	if t.err == nil {
 		return t.status, lost, nil
@@ -87,14 +91,40 @@ func (t *startedTask) wait() (status unix.WaitStatus, lost string, err error) {
 	return own, lost, nil
 }
 
-// wasKilled reports that a child was ended by a signal. It stays to be reaped.
-func wasKilled(pid int) bool {
-	var info unix.Siginfo
-	if pid <= 0 || unix.Waitid(unix.P_PID, pid, &info, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT, nil) != nil {
+// goferTime is how long the end of a gofer is awaited whose sentry is gone. It
+// takes milliseconds: nobody is left whom it could serve.
+const goferTime = 5 * time.Second
+
+// wasKilled reports that a child was ended by a signal, at the latest patience
+// from now. Its files are closed before it is dead (exit(2) of a process has an
+// order), so whoever sees those close may be here first. It stays to be reaped.
+func wasKilled(pid int, patience time.Duration) bool {
+	if pid <= 0 {
 		return false
 	}
-	const killed, dumped = 2, 3 // CLD_KILLED, CLD_DUMPED (waitid(2))
-	return info.Signo == int32(unix.SIGCHLD) && (info.Code == killed || info.Code == dumped)
+	if patience == 0 {
+		return endedBySignal(pid, unix.WNOHANG)
+	}
+	told := make(chan bool, 1)
+	go func() { told <- endedBySignal(pid, 0) }() // ends with the child: whoever reaps it answers it
+	select {
+	case killed := <-told:
+		return killed
+	case <-time.After(patience):
+		return false
+	}
+}
+
+func endedBySignal(pid, options int) bool {
+	var info unix.Siginfo
+	for {
+		err := unix.Waitid(unix.P_PID, pid, &info, unix.WEXITED|unix.WNOWAIT|options, nil)
+		if err == unix.EINTR {
+			continue
+		}
+		const killed, dumped = 2, 3 // CLD_KILLED, CLD_DUMPED (waitid(2))
+		return err == nil && info.Signo == int32(unix.SIGCHLD) && (info.Code == killed || info.Code == dumped)
+	}
 }
 
 func linkArgs(fd int) *boot.CreateLinksAndRoutesArgs {

@@ -5,11 +5,14 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"warder/audit"
 	"warder/runner"
@@ -28,16 +31,48 @@ func goferOf(id string) int {
 	return 0
 }
 
+// kill ends a process.
+func kill(pid int) error { return syscall.Kill(pid, syscall.SIGKILL) }
+
+// killLate ends a process whose parent hears of it only after what it had open has
+// been closed for a while, as on a host that has much to do: ptrace(2) keeps the
+// end of a process from its parent until the tracer has seen it.
+func killLate(pid int) error {
+	result := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread() // a tracer is a thread; this one ends with its goroutine
+		if err := unix.PtraceSeize(pid); err != nil {
+			result <- err
+			return
+		}
+		result <- kill(pid)
+		time.Sleep(500 * time.Millisecond)
+		for {
+			if _, err := unix.Wait4(pid, nil, unix.WALL, nil); err != unix.EINTR {
+				return
+			}
+		}
+	}()
+	return <-result
+}
+
 // TestE2EALostSandboxIsNotTheTasksSignal: a sentry or gofer that the host kills is
 // an error of the run's, told from a task that a signal ended; the results that
 // were there are collected, and nothing is left.
 func TestE2EALostSandboxIsNotTheTasksSignal_I8_F121_F127(t *testing.T) {
 	before := mounts(t)
-	for what, victim := range map[string]func(runner.Phase) int{
-		"sentry": func(p runner.Phase) int { return p.SandboxPID },
-		"gofer":  func(p runner.Phase) int { return goferOf(p.Run) },
+	sentry := func(p runner.Phase) int { return p.SandboxPID }
+	gofer := func(p runner.Phase) int { return goferOf(p.Run) }
+	for name, c := range map[string]struct {
+		what   string
+		victim func(runner.Phase) int
+		kill   func(int) error
+	}{
+		"sentry":     {"sentry", sentry, kill},
+		"gofer":      {"gofer", gofer, kill},
+		"gofer late": {"gofer", gofer, killLate},
 	} {
-		t.Run(what, func(t *testing.T) {
+		t.Run(name, func(t *testing.T) {
 			l := newLab(t)
 			trace := filepath.Join(l.dir, "trace")
 			cmd := l.command(t.Context(), "run", "-o", "json", "--trace", trace, "--artifact", "/out", "--", "sh", "-c", "echo kept >/out/kept; echo said; curl -sS -o /dev/null https://"+allowedHost+"/v1/ready; exec sleep 600")
@@ -50,9 +85,12 @@ func TestE2EALostSandboxIsNotTheTasksSignal_I8_F121_F127(t *testing.T) {
 			for deadline := time.Now().Add(time.Minute); len(l.up.seen()) == 0 && time.Now().Before(deadline); {
 				time.Sleep(time.Millisecond) // until the task says that it is ready
 			}
-			pid := victim(p)
-			if pid == 0 || syscall.Kill(pid, syscall.SIGKILL) != nil {
-				t.Fatalf("no %s to kill", what)
+			pid := c.victim(p)
+			if pid == 0 {
+				t.Fatalf("no %s to kill", c.what)
+			}
+			if err := c.kill(pid); err != nil {
+				t.Fatal(err)
 			}
 			_ = cmd.Wait()
 			var r jsonRun
@@ -62,7 +100,7 @@ func TestE2EALostSandboxIsNotTheTasksSignal_I8_F121_F127(t *testing.T) {
 			if r.ExitCode != 125 || r.Cause != "error" || cmd.ProcessState.ExitCode() != 125 || r.Stdout != "said\n" {
 				t.Errorf("exit %d, cause %q, output %q", r.ExitCode, r.Cause, r.Stdout)
 			}
-			if !strings.Contains(r.Detail, what) || !strings.Contains(r.Detail, "hint:") || strings.Count(errs.String(), "\n") != 1 {
+			if !strings.Contains(r.Detail, c.what) || !strings.Contains(r.Detail, "hint:") || strings.Count(errs.String(), "\n") != 1 {
 				t.Errorf("detail %q, said %q", r.Detail, errs.String())
 			}
 			if b, err := os.ReadFile(filepath.Join(l.dir, "artifacts/kept")); err != nil || string(b) != "kept\n" {
