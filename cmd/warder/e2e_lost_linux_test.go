@@ -46,7 +46,7 @@ func killLate(pid int) error {
 			return
 		}
 		result <- kill(pid)
-		time.Sleep(500 * time.Millisecond)
+		time.Sleep(500 * time.Millisecond) // how long the parent is kept from it
 		for {
 			if _, err := unix.Wait4(pid, nil, unix.WALL, nil); err != unix.EINTR {
 				return
