@@ -52,13 +52,14 @@ func (v *vault) mount() string {
 	return v.auth.Method
 }
 
-// authenticate gets a token by the configured method. v.mu is held.
-func (v *vault) authenticate(ctx context.Context) (*login, error) {
+// authenticate gets a token by the configured method, once at a time. before is the login
+// that is dead, if there is one.
+func (v *vault) authenticate(ctx context.Context, before *login) (*login, error) {
 	body := map[string]any{}
 	var err error
 	switch v.auth.Method {
 	case "token_file":
-		return v.fromFile()
+		return v.fromFile(before)
 	case "approle":
 		body, err = v.appRole(ctx)
 	case "jwt":
@@ -90,12 +91,12 @@ func (v *vault) authenticate(ctx context.Context) (*login, error) {
 	return v.accept(ctx, sec)
 }
 
-func (v *vault) fromFile() (*login, error) {
+func (v *vault) fromFile(before *login) (*login, error) {
 	t, err := readText(v.auth.TokenFile)
 	if err != nil {
 		return nil, fmt.Errorf("vault login: %w", err)
 	}
-	if v.current != nil && v.current.token.Reveal() == t {
+	if before != nil && before.token.Reveal() == t {
 		return nil, fmt.Errorf("vault login: the token in %s is not valid any more", v.auth.TokenFile)
 	}
 	return &login{token: secret.New(t)}, nil

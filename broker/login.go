@@ -31,11 +31,13 @@ type vault struct {
 
 	extendsNone atomic.Bool // Vault does not let us extend tokens of runs
 
-	mu        sync.Mutex // one login at a time
-	current   *login
-	former    []*login
-	unwrapped bool // the wrapped SecretID has been used
-	closed    bool
+	unwrapped bool // the wrapped SecretID has been used; of whatever logs in
+
+	mu       sync.Mutex
+	current  *login
+	former   []*login
+	underWay *attempt // one at a time; nil: none
+	closed   bool
 }
 
 // login is a token of the broker's own.
@@ -72,27 +74,6 @@ func newVault(o Options) (*vault, error) {
 	return &vault{
 		conn: c, auth: a, role: o.Vault.TokenRole, journal: o.Journal, stale: time.Duration(o.Vault.Stale), onLease: o.OnLease, log: o.Log,
 	}, nil
-}
-
-// session returns a login that is not known to be dead, logging in when there is none.
-func (v *vault) session(ctx context.Context) (*login, error) {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	if v.closed {
-		return nil, errors.New("vault: the broker is closed")
-	}
-	if v.current != nil && !v.current.isDead(v.conn.clock()) {
-		return v.current, nil
-	}
-	l, err := v.authenticate(ctx)
-	if err != nil {
-		return nil, err
-	}
-	if v.current != nil {
-		v.former = append(v.former, v.current)
-	}
-	v.current = l
-	return l, nil
 }
 
 // withLogin runs fn with the broker's token. When the token turns out to be dead
@@ -220,34 +201,6 @@ func (v *vault) revokeSelf(ctx context.Context, l *login) {
 		v.log.Warn("a refused login could not be revoked", "cause", err.Error())
 	}
 	l.token.Wipe()
-}
-
-// close ends the keepers and revokes what we made, with growing pauses until ctx ends.
-func (v *vault) close(ctx context.Context) error {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	v.closed = true
-	all := v.former
-	if v.current != nil {
-		all = append(all, v.current)
-	}
-	var errs []error
-	for _, l := range all {
-		if l.stop != nil {
-			l.stop()
-			<-l.done
-		}
-		if l.made {
-			if err := v.closeLogin(ctx, l); err != nil {
-				errs = append(errs, fmt.Errorf("vault: the login token is not confirmed revoked: %w", err))
-				continue
-			}
-		}
-		l.token.Wipe()
-	}
-	v.current, v.former = nil, nil
-	v.conn.closeIdle()
-	return errors.Join(errs...)
 }
 
 // closeLogin also asks for one that we take for dead: a fault of ours or a clock that
