@@ -11,7 +11,7 @@ import (
 // leases, nothing too long. It cleans and writes in one pass and gives the same bytes.
 // ok is false for a record that needs the general encoder.
 func appendBody(dst []byte, r *Record) (_ []byte, ok bool) {
-	if r.RunStart != nil || r.RunEnd != nil || r.Drop != nil || r.Override != nil {
+	if r.RunStart != nil || r.RunEnd != nil || r.Drop != nil || r.Override != nil || r.Callers != nil {
 		return dst, false
 	}
 	a := appender{b: dst}

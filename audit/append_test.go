@@ -29,7 +29,7 @@ func TestTheQuickEncoderIsTheGeneralOne(t *testing.T) {
 	for range 20_000 {
 		r := &Record{}
 		shuffle(reflect.ValueOf(r).Elem(), rng, words)
-		r.RunStart, r.RunEnd, r.Drop, r.Override = nil, nil, nil, nil
+		r.RunStart, r.RunEnd, r.Drop, r.Override, r.Callers = nil, nil, nil, nil, nil
 		if r.Event == "" {
 			r.Event = EventRequest
 		}
@@ -61,6 +61,7 @@ func TestWhatIsNotQuickIsGeneral(t *testing.T) {
 		"a run's start": {Event: EventRunStart, RunStart: &RunStart{Argv: []string{"true"}}},
 		"a run's end":   {Event: EventRunEnd, RunEnd: &RunEnd{Cause: "exit"}},
 		"drops":         {Event: EventDrop, Drop: &Drop{Dropped: map[string]uint64{"udp": 1}}},
+		"clients":       {Event: EventClients, Callers: &Callers{Clients: []Caller{{Name: "a"}}}},
 		"an override":   {Event: EventOverride, Override: &Override{Setting: "a"}},
 		"a long list":   {Event: EventRequest, Request: &Request{ID: "q", QueryKeys: many}},
 	} {

@@ -269,7 +269,7 @@ func FuzzClean(f *testing.F) {
 
 // F158: what somebody put into the files by hand is told without reaching the terminal.
 func TestF158AForgedRecordIsToldSafely(t *testing.T) {
-	for _, event := range []string{EventRequest, EventRunStart, EventRunEnd, EventDrop, EventOverride, EventPolicyLoad, "lease.x", hostile} {
+	for _, event := range []string{EventRequest, EventRunStart, EventRunEnd, EventDrop, EventOverride, EventPolicyLoad, EventClients, "lease.x", hostile} {
 		r := full(hostile)
 		r.Event, r.Time = event, hostile
 		var b strings.Builder

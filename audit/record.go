@@ -96,6 +96,23 @@ func (s *record) fillEvent(r *Record, c caps) {
 	if r.Override != nil {
 		s.Override = &Override{Setting: c.word(r.Setting), Value: c.text(r.Value, capText)}
 	}
+	if r.Callers != nil {
+		s.Callers = &Callers{Clients: c.callers(r.Clients), Gone: c.list(r.Gone, capList, capWord)}
+	}
+}
+
+func (c caps) callers(in []Caller) []Caller {
+	out := []Caller{}
+	for _, caller := range in[:min(len(in), c.count(capList))] {
+		out = append(out, Caller{
+			Name: c.word(caller.Name), KnownBy: c.word(caller.KnownBy), CertSHA256: c.word(caller.CertSHA256),
+			Credentials: c.list(caller.Credentials, capList, capWord),
+		})
+	}
+	if n := len(in) - len(out); n > 0 {
+		out = append(out, Caller{Name: "…(+" + strconv.Itoa(n) + ")"})
+	}
+	return out
 }
 
 func (c caps) request(in Request) Request {

@@ -58,6 +58,8 @@ func Sentence(r *Record) string {
 		return "exception used: " + r.Setting + " = " + r.Value
 	case r.Event == EventPolicyLoad && r.Policy != nil:
 		return "policy loaded: " + join(r.Policy.Revision, r.Policy.Digest, r.Policy.Mode, r.Detail)
+	case r.Event == EventClients && r.Callers != nil:
+		return tellCallers(r.Callers)
 	case strings.HasPrefix(r.Event, EventLease):
 		return "credential " + strings.TrimPrefix(r.Event, EventLease) + ": " + join(tellCredential(r.Credential), r.Detail)
 	}
@@ -178,6 +180,21 @@ func tellCredential(c *Credential) string {
 	}
 	if c.Expires != "" {
 		out += " (until " + c.Expires + ")"
+	}
+	return out
+}
+
+func tellCallers(in *Callers) string {
+	parts := make([]string, len(in.Clients))
+	for i, c := range in.Clients {
+		parts[i] = join(c.Name, parens(join(c.KnownBy, c.CertSHA256)))
+	}
+	out := "clients known: " + strings.Join(parts, ", ")
+	if len(parts) == 0 {
+		out = "no clients are known by name: whoever reaches the listener is one"
+	}
+	if len(in.Gone) > 0 {
+		out += "; no longer, or not as before: " + strings.Join(in.Gone, ", ")
 	}
 	return out
 }

@@ -16,6 +16,7 @@ const (
 	EventRunStart   = "run.start"
 	EventRunEnd     = "run.end"
 	EventPolicyLoad = "policy.load"
+	EventClients    = "clients.load"
 	EventDrop       = "drop"
 	EventOverride   = "override"
 	EventApproval   = "approval"
@@ -54,6 +55,7 @@ type Record struct {
 	*RunEnd
 	*Drop
 	*Override
+	*Callers
 	Prev string `json:"prev"`
 	Hash string `json:"hash"`
 
@@ -172,6 +174,20 @@ type Drop struct {
 type Override struct {
 	Setting string `json:"setting,omitempty"`
 	Value   string `json:"value,omitempty"`
+}
+
+// Callers holds the keys of a clients.load line.
+type Callers struct {
+	Clients []Caller `json:"clients"`        // all that are known from here on
+	Gone    []string `json:"gone,omitempty"` // who was known and no longer is, or not as before: their runs end
+}
+
+// Caller is a client of the proxy, and what it is known by; never its token.
+type Caller struct {
+	Name        string   `json:"name"`
+	KnownBy     string   `json:"known_by"`              // token|certificate
+	CertSHA256  string   `json:"cert_sha256,omitempty"` // of the certificate's DER
+	Credentials []string `json:"credentials"`           // it is offered these; null: all
 }
 
 // Future resolves once its record is durable, or never will be.

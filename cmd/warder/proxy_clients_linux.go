@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -12,6 +13,7 @@ import (
 	"strings"
 	"time"
 
+	"warder/audit"
 	"warder/internal/config"
 	"warder/policies"
 	"warder/proxy"
@@ -86,6 +88,7 @@ func (f *clientFollower) load(ctx context.Context) {
 	if slices.Equal(list, f.inForce) {
 		return
 	}
+	f.app.recordClients(ctx, list, f.inForce) // before the first request that it lets in
 	select {
 	case f.updates <- list:
 	case <-ctx.Done():
@@ -97,6 +100,25 @@ func (f *clientFollower) load(ctx context.Context) {
 		names[i] = c.Name
 	}
 	fmt.Fprintf(f.stderr, "warder: proxy: clients: %q\n", names)
+}
+
+// recordClients writes who is known from here on, and who was until now.
+func (a *app) recordClients(ctx context.Context, list, before []proxy.Client) {
+	r := &audit.Record{Event: audit.EventClients, Callers: &audit.Callers{}}
+	for _, c := range list {
+		known := audit.Caller{Name: c.Name, KnownBy: "token"}
+		if c.Certificate != [sha256.Size]byte{} {
+			known.KnownBy, known.CertSHA256 = "certificate", hex.EncodeToString(c.Certificate[:])
+		}
+		known.Credentials, _ = granted(c.Grants) // our own JSON
+		r.Clients = append(r.Clients, known)
+	}
+	for _, c := range before {
+		if !slices.Contains(list, c) {
+			r.Gone = append(r.Gone, c.Name)
+		}
+	}
+	a.audit.Append(ctx, r)
 }
 
 func (f *clientFollower) read() ([]proxy.Client, error) {

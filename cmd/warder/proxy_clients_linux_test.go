@@ -4,9 +4,11 @@ import (
 	"bytes"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
+	"warder/audit"
 	"warder/internal/config"
 	"warder/proxy"
 )
@@ -40,7 +42,11 @@ func TestClientsAreTakenOverWholeOrNotAtAll(t *testing.T) {
 		t.Fatal(err)
 	}
 	var said bytes.Buffer
-	f := &clientFollower{app: &app{cfg: cfg}, stderr: &said, inForce: inForce, updates: make(chan []proxy.Client, 1)}
+	log, err := audit.Open(t.Context(), audit.Options{Dir: filepath.Join(dir, "audit")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := &clientFollower{app: &app{cfg: cfg, audit: log}, stderr: &said, inForce: inForce, updates: make(chan []proxy.Client, 1)}
 	load := func() (string, []proxy.Client) {
 		said.Reset()
 		f.load(t.Context())
@@ -75,5 +81,28 @@ func TestClientsAreTakenOverWholeOrNotAtAll(t *testing.T) {
 	}
 	if names, err := granted(inForce[0].Grants); err != nil || names != nil {
 		t.Errorf("who names no credentials is granted %q, %v", names, err)
+	}
+	configure("{name: ci, token_file: ./t2}")
+	if _, list := load(); len(list) != 1 {
+		t.Fatalf("clients: %v", list)
+	}
+	if err := log.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	var story strings.Builder
+	if err := audit.Story(&story, audit.Read(t.Context(), filepath.Join(dir, "audit"), audit.Filter{})); err != nil {
+		t.Fatal(err)
+	}
+	var told []string
+	for line := range strings.Lines(story.String()) {
+		_, what, _ := strings.Cut(strings.TrimSpace(line), "  ")
+		told = append(told, what)
+	}
+	want := []string{
+		"clients known: ci (token), ops (token); no longer, or not as before: ci",
+		"clients known: ci (token); no longer, or not as before: ci, ops",
+	}
+	if !slices.Equal(told, want) {
+		t.Errorf("the log tells %q", told)
 	}
 }

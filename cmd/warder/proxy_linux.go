@@ -79,6 +79,7 @@ func serveProxy(cmd *cobra.Command, file, policy string) (err error) {
 	defer waitAdmin()
 	defer a.followPolicy(ctx, cmd.ErrOrStderr())()
 	s.ca = ca
+	a.recordClients(ctx, clients, nil)
 	f := &clientFollower{app: a, ca: ca, stderr: cmd.ErrOrStderr(), inForce: clients, updates: make(chan []proxy.Client)}
 	defer f.follow(ctx)()
 	return a.proxy.ServeListener(ctx, ln, proxy.ListenOptions{Clients: clients, Updates: f.updates, Open: s.open, Close: s.close, CA: ca})
