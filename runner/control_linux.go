@@ -103,6 +103,9 @@ func (c *control) recv() (message, []*os.File, error) {
 			break
 		}
 	}
+	if errors.Is(err, unix.ECONNRESET) { // the other end went with something of ours unread
+		n, err = 0, nil
+	}
 	if err != nil {
 		return message{}, nil, fmt.Errorf("control: receive: %w", err)
 	}

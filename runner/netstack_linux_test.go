@@ -86,6 +86,9 @@ func receivePacket(t testing.TB, fd int) []byte {
 	t.Helper()
 	b := make([]byte, linkMTU)
 	n, _, err := unix.Recvfrom(fd, b, 0)
+	for err == unix.EINTR { // not restarted where there is a time limit (signal(7))
+		n, _, err = unix.Recvfrom(fd, b, 0)
+	}
 	if err != nil {
 		t.Fatal("nothing came back: ", err)
 	}

@@ -85,7 +85,7 @@ func (t *startedTask) wait() (status unix.WaitStatus, lost string, err error) {
 	if t.err == nil {
 		return t.status, lost, nil
 	}
-	if own.Signaled() { // it exits with a code, whatever its task did
+	if lost == "" || own.Signaled() { // it answers before it exits: one that did not was killed, or failed
 		lost = "sentry"
 	}
 	return own, lost, nil

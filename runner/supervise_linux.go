@@ -154,7 +154,7 @@ func (u *run) taskEnded(ws unix.WaitStatus, lost string, res *Result) error {
 	case u.causeSet() == CauseError:
 		return refusef("sandbox: a process that the task's code ran in was killed; hint: see whether the host ran out of memory (dmesg)")
 	case lost != "" && u.causeSet() == "":
-		return refusef("sandbox: its %s was killed; hint: see whether the host ran out of memory (dmesg)", lost)
+		return refusef("sandbox: its %s was killed, or failed; hint: see whether the host ran out of memory (dmesg)", lost)
 	case ws.Signaled():
 		res.Cause, res.ExitCode = CauseSignal, 128+int(ws.Signal())
 	default:

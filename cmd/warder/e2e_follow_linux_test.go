@@ -266,7 +266,7 @@ func TestE2EProxyFollowsABundleServer_F151(t *testing.T) {
 	l, addr, _, stop := proxyLabWith(t, "", func(l *lab) string {
 		l.bundleKeys()
 		server.set(l.bundleOf(allowed), "1")
-		return fmt.Sprintf("{bundle: {url: %q, key_file: ./bundle.pub, algorithm: ES256, poll: 1s, max_age: 5s}}", web.URL+"/b.tar.gz")
+		return fmt.Sprintf("{bundle: {url: %q, key_file: ./bundle.pub, algorithm: ES256, poll: 1s, max_age: 15s}}", web.URL+"/b.tar.gz")
 	})
 	l.until(l.answers(addr, "200"))
 	l.until(func() bool { all, _ := server.counts(); return all > 2 })

@@ -15,7 +15,7 @@ import (
 func (l *lab) startWaiting(name string) (wait func() int, p runner.Phase) {
 	l.t.Helper()
 	trace := filepath.Join(l.dir, "trace-"+name)
-	cmd := l.command(l.t.Context(), "run", "--trace", trace, "--timeout", "60s", "--", "sleep", "600")
+	cmd := l.command(l.t.Context(), "run", "--trace", trace, "--timeout", "60m", "--", "sleep", "3600")
 	if err := cmd.Start(); err != nil {
 		l.t.Fatal(err)
 	}

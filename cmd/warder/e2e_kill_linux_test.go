@@ -92,7 +92,7 @@ const killable = askAPI + `; echo ready; exec sleep 600`
 // want, until a kill found the run exactly in that phase.
 func hit(t *testing.T, l *lab, want, script string, victim func(runner.Phase) int, flags ...string) (*exec.Cmd, runner.Phase, *bytes.Buffer) {
 	t.Helper()
-	for try := range 40 {
+	for try := range 200 {
 		trace := filepath.Join(l.dir, fmt.Sprintf("trace-%s-%d", want, try))
 		args := append([]string{"run", "--trace", trace, "--timeout", "60s"}, flags...)
 		cmd := l.command(t.Context(), append(args, "--", "/bin/sh", "-c", script)...)

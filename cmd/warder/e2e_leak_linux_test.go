@@ -157,7 +157,14 @@ func TestE2EManyRunsInOneProcess_F132(t *testing.T) { // I8, F132
 	for range 5 {
 		one() // what is made once is made
 	}
-	before, hostBefore := inProcess(t), onHost(t, l, nil)
+	before := inProcess(t)
+	for range 20 {
+		time.Sleep(50 * time.Millisecond) // what ends beside us is not what a run keeps
+		for k, v := range inProcess(t) {
+			before[k] = min(before[k], v)
+		}
+	}
+	hostBefore := onHost(t, l, nil)
 	var ids []string
 	for range runs {
 		ids = append(ids, one())

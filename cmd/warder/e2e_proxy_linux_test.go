@@ -97,7 +97,9 @@ audit: {dir: ./audit}
 		}
 	}
 	rest := make(chan string, 1)
-	go func() { b, _ := io.ReadAll(br); rest <- string(b) }()
+	said := &screen{}
+	l.said = said.text
+	go func() { _, _ = io.Copy(said, br); rest <- said.text() }()
 	stopped := false
 	stop = func() string {
 		if stopped {
@@ -151,9 +153,10 @@ func TestE2EProxyServesTheSamePipeline(t *testing.T) {
 	// A policy that does not load changes nothing; one that does is in force.
 	l.write("policies/api.rego", "package warder.egress\n\nallow contains\n")
 	_ = cmd.Process.Signal(syscall.SIGHUP)
-	l.until(func() bool {
-		return strings.Contains(l.curl(addr, append(auth, "https://api.allowed.test/v1/x")...), "STATUS 200")
-	})
+	l.until(func() bool { return strings.Contains(l.said(), "stays as it was") })
+	if out := l.curl(addr, append(auth, "https://api.allowed.test/v1/x")...); !strings.Contains(out, "STATUS 200") {
+		t.Errorf("after a policy that does not load: %s", out)
+	}
 	l.write("policies/api.rego", "package warder.egress\n\nallow contains {\"rule\": \"other\"} if input.request.path == \"/none\"\n")
 	_ = cmd.Process.Signal(syscall.SIGHUP)
 	l.until(func() bool {

@@ -46,7 +46,7 @@ func TestE2EAsOrdinaryUser(t *testing.T) {
 	if out, err := exec.Command("chown", "-R", fmt.Sprintf("%d:%d", cred.Uid, cred.Gid), home).CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	cmd := exec.CommandContext(t.Context(), binary, "-test.run", ordinaryTests, "-test.v", "-test.timeout", "20m")
+	cmd := exec.CommandContext(t.Context(), binary, "-test.run", ordinaryTests, "-test.v", "-test.timeout", "40m")
 	cmd.Dir = work
 	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + home, "TMPDIR=" + filepath.Join(home, "tmp"), "WARDER_TEST_VAULT=" + vault}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: cred}
@@ -109,6 +109,7 @@ func e2eTests(t *testing.T) []string {
 func freshAccount(t *testing.T) (home string, cred *syscall.Credential) {
 	t.Helper()
 	name := fmt.Sprintf("warder-e2e-%d", os.Getpid())
+	_ = exec.Command("userdel", "--remove", "--force", name).Run() // of a process of this id that was killed
 	if out, err := exec.Command("useradd", "--create-home", name).CombinedOutput(); err != nil {
 		t.Fatalf("useradd: %v: %s", err, out)
 	}

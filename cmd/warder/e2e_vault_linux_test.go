@@ -29,7 +29,7 @@ func (l *lab) useVault(addr, auth string) {
 	l.configure(fmt.Sprintf(`
 vault:
   address: %s
-  timeout: 3s
+  timeout: 20s
   %s
   token_role: %s
 credentials:

@@ -54,6 +54,8 @@ type lab struct {
 	t   testing.TB
 	dir string
 	up  *upstream
+
+	said func() string // what warder proxy has printed since it listens
 }
 
 const labRego = `package warder.egress

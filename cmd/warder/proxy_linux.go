@@ -71,7 +71,6 @@ func serveProxy(cmd *cobra.Command, file, policy string) (err error) {
 	if len(clients) == 0 {
 		fmt.Fprintln(cmd.ErrOrStderr(), "warder: proxy: no proxy.clients: everyone on this machine is one anonymous run")
 	}
-	fmt.Fprintln(cmd.ErrOrStderr(), "warder: proxy: listening on", ln.Addr())
 	waitAdmin, err := a.serveAdmin(ctx, cmd.ErrOrStderr())
 	if err != nil {
 		return errors.Join(err, ln.Close())
@@ -82,6 +81,7 @@ func serveProxy(cmd *cobra.Command, file, policy string) (err error) {
 	a.recordClients(ctx, clients, nil)
 	f := &clientFollower{app: a, ca: ca, stderr: cmd.ErrOrStderr(), inForce: clients, updates: make(chan []proxy.Client)}
 	defer f.follow(ctx)()
+	fmt.Fprintln(cmd.ErrOrStderr(), "warder: proxy: listening on", ln.Addr()) // SIGHUP is heard from here on
 	return a.proxy.ServeListener(ctx, ln, proxy.ListenOptions{Clients: clients, Updates: f.updates, Open: s.open, Close: s.close, CA: ca})
 }
 
