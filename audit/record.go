@@ -97,20 +97,20 @@ func (s *record) fillEvent(r *Record, c caps) {
 		s.Override = &Override{Setting: c.word(r.Setting), Value: c.text(r.Value, capText)}
 	}
 	if r.Callers != nil {
-		s.Callers = &Callers{Clients: c.callers(r.Clients), Gone: c.list(r.Gone, capList, capWord)}
+		s.Callers = &Callers{Clients: c.callers(r.Clients), Gone: c.list(r.Gone, capFiles, capWord)}
 	}
 }
 
 func (c caps) callers(in []Caller) []Caller {
 	out := []Caller{}
-	for _, caller := range in[:min(len(in), c.count(capList))] {
+	for _, caller := range in[:min(len(in), c.count(capFiles))] {
 		out = append(out, Caller{
 			Name: c.word(caller.Name), KnownBy: c.word(caller.KnownBy), CertSHA256: c.word(caller.CertSHA256),
 			Credentials: c.list(caller.Credentials, capList, capWord),
 		})
 	}
 	if n := len(in) - len(out); n > 0 {
-		out = append(out, Caller{Name: "…(+" + strconv.Itoa(n) + ")"})
+		out = append(out, Caller{Name: "…(+" + strconv.Itoa(n) + ")", Credentials: []string{}})
 	}
 	return out
 }

@@ -27,8 +27,13 @@ func (v *vault) session(ctx context.Context) (*login, error) {
 	case <-a.done:
 		return a.login, a.err
 	case <-ctx.Done():
-		return nil, fmt.Errorf("vault login: %w", &vaultError{op: "POST auth/" + v.mount() + "/login", err: ctx.Err()})
+		return nil, v.wentAway(ctx.Err())
 	}
+}
+
+// wentAway is the error of whoever did not wait for a login.
+func (v *vault) wentAway(err error) error {
+	return fmt.Errorf("vault login: %w", &vaultError{op: "POST auth/" + v.mount() + "/login", err: err})
 }
 
 // currentOr returns the current login, or the attempt to wait for.
@@ -42,7 +47,7 @@ func (v *vault) currentOr(ctx context.Context) (*login, *attempt, error) {
 		return v.current, nil, nil
 	}
 	if err := ctx.Err(); err != nil {
-		return nil, nil, fmt.Errorf("vault login: %w", err)
+		return nil, nil, v.wentAway(err)
 	}
 	if v.underWay == nil {
 		v.underWay = &attempt{done: make(chan struct{})}
@@ -66,12 +71,22 @@ func (v *vault) logIn(ctx context.Context, a *attempt, before *login) {
 	}
 	v.mu.Unlock()
 	if a.err == nil && left {
-		ctx, cancel := context.WithTimeout(ctx, 2*v.conn.timeout)
-		defer cancel()
-		if err := v.giveUp(ctx, a.login); err != nil {
-			v.log.Warn("a login that came after the end is not confirmed revoked", "cause", err.Error())
-		}
+		v.giveUpLate(ctx, a.login)
 		a.login, a.err = nil, errClosed
+	}
+}
+
+// giveUpLate revokes a login that came after the end.
+func (v *vault) giveUpLate(ctx context.Context, l *login) {
+	defer func() {
+		if recover() != nil { // the panic's value may hold the token
+			v.log.Error("a fault of our own while a login was given up")
+		}
+	}()
+	ctx, cancel := context.WithTimeout(ctx, 2*v.conn.timeout)
+	defer cancel()
+	if err := v.giveUp(ctx, l); err != nil {
+		v.log.Warn("a login that came after the end is not confirmed revoked", "cause", err.Error())
 	}
 }
 
@@ -88,20 +103,20 @@ func (v *vault) tryLogin(ctx context.Context, before *login) (l *login, err erro
 func (v *vault) close(ctx context.Context) error {
 	var errs []error
 	if !v.refuseMore(ctx) {
-		errs = append(errs, errors.New("vault: a login is still under way, and is revoked when it comes"))
+		errs = append(errs, errors.New("vault: a login is still under way; it is revoked when it comes, and ends by itself where this process ends before"))
 	}
 	v.mu.Lock()
-	defer v.mu.Unlock()
 	all := v.former
 	if v.current != nil {
 		all = append(all, v.current)
 	}
+	v.current, v.former = nil, nil
+	v.mu.Unlock()
 	for _, l := range all {
 		if err := v.giveUp(ctx, l); err != nil {
 			errs = append(errs, fmt.Errorf("vault: the login token is not confirmed revoked: %w", err))
 		}
 	}
-	v.current, v.former = nil, nil
 	v.conn.closeIdle()
 	return errors.Join(errs...)
 }

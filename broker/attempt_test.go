@@ -99,7 +99,7 @@ func (r *rig) closing() bool {
 
 // TestAPanicOfALoginCostsThatLogin_I10: it ends neither the process nor all logins.
 func TestAPanicOfALoginCostsThatLogin_I10(t *testing.T) { // I10
-	_, r, _, letGo := heldLogin(t)
+	f, r, _, letGo := heldLogin(t)
 	letGo()
 	first := true
 	r.journal.onPut = func(JournalEntry) error {
@@ -111,6 +111,9 @@ func TestAPanicOfALoginCostsThatLogin_I10(t *testing.T) { // I10
 	}
 	if _, err := r.vault.session(t.Context()); err == nil || strings.Contains(err.Error(), "CANARY") {
 		t.Errorf("the first: %v", err)
+	}
+	if n := f.count("POST auth/token/revoke-self"); n != 1 {
+		t.Errorf("its token was given back %d times", n)
 	}
 	if _, err := r.vault.session(t.Context()); err != nil {
 		t.Errorf("the next: %v", err)

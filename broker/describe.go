@@ -134,7 +134,7 @@ func (b *Broker) Probe(ctx context.Context, name string, j Journal, shortest int
 		}
 	}
 	err = causeOf(err)
-	f.Outcomes = s.End(context.WithoutCancel(ctx))
+	f.Outcomes = s.endWithin(ctx)
 	return f, err
 }
 

@@ -105,6 +105,12 @@ func (v *vault) accept(ctx context.Context, sec *api.Secret) (*login, error) {
 		return nil, errors.New("vault login: no service token in the answer")
 	}
 	l := &login{token: secret.New(sec.Auth.ClientToken), accessor: sec.Auth.Accessor, made: true}
+	defer func() {
+		if fault := recover(); fault != nil {
+			v.revokeSelf(ctx, l)
+			panic(fault)
+		}
+	}()
 	if slices.Contains(sec.Auth.Policies, "root") {
 		v.revokeSelf(ctx, l)
 		return nil, errors.New("vault login: the role gives a root token")
@@ -196,9 +202,14 @@ func (l *login) isDead(now time.Time) bool {
 
 // revokeSelf gives up a token that is not accepted; its own end is the backstop.
 func (v *vault) revokeSelf(ctx context.Context, l *login) {
-	ctx = context.WithoutCancel(ctx)
-	if _, err := v.conn.do(ctx, vaultCall{method: http.MethodPost, path: "auth/token/revoke-self", token: l.token, urgent: true}); err != nil {
-		v.log.Warn("a refused login could not be revoked", "cause", err.Error())
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*v.conn.timeout)
+	defer cancel()
+	err := retry(ctx, func() error {
+		_, err := v.conn.do(ctx, vaultCall{method: http.MethodPost, path: "auth/token/revoke-self", token: l.token, urgent: true})
+		return err
+	})
+	if err != nil {
+		v.log.Error("a refused login could not be revoked; revoke it by its accessor", "accessor", shortText(l.accessor), "cause", err.Error())
 	}
 	l.token.Wipe()
 }

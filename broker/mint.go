@@ -61,7 +61,8 @@ var errNotExtended = errors.New("vault: the run's token cannot be extended")
 // cannot be journaled or extended, is given back and refused.
 func (r *runTokens) make(ctx context.Context, l *login, policies []string, born time.Duration, correlation string) (*runToken, error) {
 	asked := r.v.conn.clock()
-	sec, err := r.v.conn.do(ctx, vaultCall{
+	// The end of a run cuts nothing off here: a token that is made is heard of.
+	sec, err := r.v.conn.do(context.WithoutCancel(ctx), vaultCall{
 		method: http.MethodPost, path: "auth/token/create/" + r.v.role, token: l.token, correlation: correlation,
 		body: map[string]any{
 			"policies": policies, "ttl": born.String(), "explicit_max_ttl": runTokenLife.String(),

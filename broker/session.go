@@ -149,6 +149,16 @@ func (s *Session) End(ctx context.Context) []Outcome {
 	return slices.Clone(s.outcomes)
 }
 
+// takeBackTime is how long what only looks at Vault may take to give back what it fetched.
+const takeBackTime = 30 * time.Second
+
+// endWithin ends a session, also when ctx has ended.
+func (s *Session) endWithin(ctx context.Context) []Outcome {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), takeBackTime)
+	defer cancel()
+	return s.End(ctx)
+}
+
 // drain waits for fetches, so that a lease that is born late is known. Each is
 // bounded by its own timeouts; when ctx ends first they are cut off.
 func (s *Session) drain(ctx context.Context) {

@@ -206,7 +206,7 @@ func (v *vault) tryOwn(ctx context.Context, l *login, path string) SetupCheck {
 func (b *Broker) checkRole(ctx context.Context, j Journal) []SetupCheck {
 	var checks []SetupCheck
 	s := newSession(b, identity.Run{ID: identity.NewRunID()}, nil, nil, j)
-	defer s.End(context.WithoutCancel(ctx))
+	defer s.endWithin(ctx)
 	seen := map[*tokenSet]bool{}
 	for _, src := range b.vaultSources() {
 		set := s.vault.set(src.cfg.Policies)
@@ -263,7 +263,7 @@ func (b *Broker) checkCredential(ctx context.Context, src *vaultSource, j Journa
 	if err == nil && m.sign != nil {
 		_, _, err = m.sign(ctx, []byte("warder vault setup --check"), "check")
 	}
-	out := s.End(ctx)
+	out := s.endWithin(ctx)
 	if err != nil {
 		c.Detail, c.Fix = causeOf(err).Error(), fix
 		return c

@@ -208,8 +208,9 @@ func (r *Run) Close(ctx context.Context) error {
 		_ = c.Close()
 	}
 	done := make(chan struct{})
-	go func() {
+	go func() { // also when nobody waits any more
 		r.wg.Wait()
+		r.forget()
 		close(done)
 	}()
 	select {
@@ -217,16 +218,8 @@ func (r *Run) Close(ctx context.Context) error {
 	case <-ctx.Done():
 		return fmt.Errorf("proxy: close run %s: %w", r.identity(), ctx.Err())
 	}
-	r.p.dropRun(r)
 	r.mu.Lock()
 	last := r.last
-	for _, t := range r.transports {
-		t.CloseIdleConnections()
-	}
-	for _, t := range r.grpc {
-		t.CloseIdleConnections()
-	}
-	clear(r.scrubbers)
 	r.mu.Unlock()
 	if last != nil {
 		if err := last.Wait(ctx); err != nil {
@@ -234,6 +227,20 @@ func (r *Run) Close(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// forget drops what is kept for a run that has nothing open.
+func (r *Run) forget() {
+	r.p.dropRun(r)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, t := range r.transports {
+		t.CloseIdleConnections()
+	}
+	for _, t := range r.grpc {
+		t.CloseIdleConnections()
+	}
+	clear(r.scrubbers)
 }
 
 // Denials lists the refused requests, oldest first, at most Limits.MaxDenials.

@@ -49,6 +49,7 @@ const (
 	killGrace     = 5 * time.Second  // from a kill order to the helper's answer
 	drainTimeout  = 5 * time.Second  // from the helper's death to the end of its output
 	endTimeout    = 30 * time.Second // to take the credentials back
+	recordTimeout = 10 * time.Second // to write how the run ended
 	signalGrace   = 10 * time.Second // from a forwarded signal to the kill
 )
 

@@ -93,7 +93,7 @@ func (t *startedTask) wait() (status unix.WaitStatus, lost string, err error) {
 
 // goferTime is how long the end of a gofer is awaited whose sentry is gone. It
 // takes milliseconds: nobody is left whom it could serve.
-const goferTime = 5 * time.Second
+const goferTime = killGrace / 2
 
 // wasKilled reports that a child was ended by a signal, at the latest patience
 // from now. Its files are closed before it is dead (exit(2) of a process has an

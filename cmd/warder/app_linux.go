@@ -296,5 +296,7 @@ func (a *app) close() error {
 	if a.logins != nil {
 		err = errors.Join(err, a.logins.Close())
 	}
+	ctx, cancel = context.WithTimeout(context.Background(), closeTimeout) // whatever Vault has left of the other
+	defer cancel()
 	return errors.Join(err, a.closeLog(ctx))
 }

@@ -31,6 +31,9 @@ type clientFollower struct {
 	paths         []string
 	taken, before string // fingerprints: of what was read last, and of the last look
 	failing       string // why that was not taken over, as it was told; "": it was
+
+	owed     *audit.Record // of what is in force, while it may not be in the log; nil: it is
+	recorded *audit.Future // of owed
 }
 
 // follow looks at the files until ctx ends; the returned function waits for that.
@@ -53,6 +56,7 @@ func (f *clientFollower) run(ctx context.Context, hup <-chan os.Signal) {
 			f.taken, f.failing = "", "" // at the next look that finds the files at rest
 		case <-look.C:
 			f.look(ctx)
+			f.settle(ctx)
 		}
 	}
 }
@@ -88,7 +92,7 @@ func (f *clientFollower) load(ctx context.Context) {
 	if slices.Equal(list, f.inForce) {
 		return
 	}
-	f.app.recordClients(ctx, list, f.inForce) // before the first request that it lets in
+	f.record(ctx, list) // before the first request that it lets in
 	select {
 	case f.updates <- list:
 	case <-ctx.Done():
@@ -102,8 +106,37 @@ func (f *clientFollower) load(ctx context.Context) {
 	fmt.Fprintf(f.stderr, "warder: proxy: clients: %q\n", names)
 }
 
-// recordClients writes who is known from here on, and who was until now.
-func (a *app) recordClients(ctx context.Context, list, before []proxy.Client) {
+// record has the log say who is known from here on. A log that cannot be written holds up
+// nobody's removal: what it lacks is written when it can be.
+func (f *clientFollower) record(ctx context.Context, list []proxy.Client) {
+	r := clientsRecord(list, f.inForce)
+	if f.owed != nil { // nor does the log say who went before
+		for _, name := range f.owed.Gone {
+			if !slices.Contains(r.Gone, name) {
+				r.Gone = append(r.Gone, name)
+			}
+		}
+	}
+	f.owed, f.recorded = r, f.app.audit.Append(ctx, r)
+}
+
+// settle writes again what the log refused.
+func (f *clientFollower) settle(ctx context.Context) {
+	if f.owed == nil {
+		return
+	}
+	wait, cancel := context.WithTimeout(ctx, followEvery)
+	defer cancel()
+	switch err := f.recorded.Wait(wait); {
+	case err == nil:
+		f.owed, f.recorded = nil, nil
+	case wait.Err() == nil:
+		f.recorded = f.app.audit.Append(ctx, f.owed)
+	}
+}
+
+// clientsRecord tells who is known, and who was before and is not any more.
+func clientsRecord(list, before []proxy.Client) *audit.Record {
 	r := &audit.Record{Event: audit.EventClients, Callers: &audit.Callers{}}
 	for _, c := range list {
 		known := audit.Caller{Name: c.Name, KnownBy: "token"}
@@ -118,7 +151,7 @@ func (a *app) recordClients(ctx context.Context, list, before []proxy.Client) {
 			r.Gone = append(r.Gone, c.Name)
 		}
 	}
-	a.audit.Append(ctx, r)
+	return r
 }
 
 func (f *clientFollower) read() ([]proxy.Client, error) {

@@ -106,3 +106,47 @@ func TestClientsAreTakenOverWholeOrNotAtAll(t *testing.T) {
 		t.Errorf("the log tells %q", told)
 	}
 }
+
+// TestWhatTheLogRefusedOfTheClientsIsWrittenLater: with everybody who is gone meanwhile.
+func TestWhatTheLogRefusedOfTheClientsIsWrittenLater(t *testing.T) {
+	open := func(dir string) *audit.Log {
+		log, err := audit.Open(t.Context(), audit.Options{Dir: dir})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return log
+	}
+	dir := filepath.Join(t.TempDir(), "audit")
+	shut := open(filepath.Join(t.TempDir(), "audit")) // one that cannot be written
+	if err := shut.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	list := func(names ...string) (out []proxy.Client) {
+		for i, name := range names {
+			out = append(out, proxy.Client{Name: name, Token: [32]byte{byte(i + 1)}})
+		}
+		return out
+	}
+	f := &clientFollower{app: &app{audit: shut}, inForce: list("a", "b")}
+	f.record(t.Context(), list("a"))
+	f.inForce = list("a")
+	f.record(t.Context(), list("c"))
+	if f.settle(t.Context()); f.owed == nil {
+		t.Fatal("control: the log that is shut took it")
+	}
+	f.app.audit = open(dir)
+	f.settle(t.Context()) // asks for the future of before, and writes again
+	if f.settle(t.Context()); f.owed != nil {
+		t.Error("it is still owed")
+	}
+	if err := f.app.audit.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	var story strings.Builder
+	if err := audit.Story(&story, audit.Read(t.Context(), dir, audit.Filter{})); err != nil {
+		t.Fatal(err)
+	}
+	if got := story.String(); strings.Count(got, "\n") != 1 || !strings.Contains(got, "clients known: c (token); no longer, or not as before: a, b") {
+		t.Errorf("the log tells %q", got)
+	}
+}

@@ -71,6 +71,9 @@ func serveProxy(cmd *cobra.Command, file, policy string) (err error) {
 	if len(clients) == 0 {
 		fmt.Fprintln(cmd.ErrOrStderr(), "warder: proxy: no proxy.clients: everyone on this machine is one anonymous run")
 	}
+	if err := a.audit.Append(ctx, clientsRecord(clients, nil)).Wait(ctx); err != nil {
+		return errors.Join(fmt.Errorf("audit: %w", err), ln.Close())
+	}
 	waitAdmin, err := a.serveAdmin(ctx, cmd.ErrOrStderr())
 	if err != nil {
 		return errors.Join(err, ln.Close())
@@ -78,7 +81,6 @@ func serveProxy(cmd *cobra.Command, file, policy string) (err error) {
 	defer waitAdmin()
 	defer a.followPolicy(ctx, cmd.ErrOrStderr())()
 	s.ca = ca
-	a.recordClients(ctx, clients, nil)
 	f := &clientFollower{app: a, ca: ca, stderr: cmd.ErrOrStderr(), inForce: clients, updates: make(chan []proxy.Client)}
 	defer f.follow(ctx)()
 	fmt.Fprintln(cmd.ErrOrStderr(), "warder: proxy: listening on", ln.Addr()) // SIGHUP is heard from here on
