@@ -249,7 +249,9 @@ func (u *run) finish(ctx context.Context, res *Result, cause error) error {
 		res.Credentials = credentialRecords(u.sess.End(ctx))
 	}
 	u.trace("revoked")
-	errs = append(errs, u.recordEnd(ctx, res)) // whatever Vault has left of the time
+	ctx, cancel = context.WithTimeout(context.WithoutCancel(ctx), recordTimeout) // whatever Vault has left of the other
+	defer cancel()
+	errs = append(errs, u.recordEnd(ctx, res))
 	if u.host != nil {
 		errs = append(errs, u.host.removeCgroups(u.t.Run.ID, killGrace))
 	}
@@ -376,8 +378,6 @@ func (u *run) recordEnd(ctx context.Context, res *Result) error {
 	if u.out != nil {
 		end.Stdout, end.Stderr = u.out.record(), u.errs.record()
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), recordTimeout)
-	defer cancel()
 	err := u.audit.Append(ctx, &audit.Record{Event: audit.EventRunEnd, Run: &ident, RunEnd: end, Detail: res.Detail}).Wait(ctx)
 	if err != nil {
 		return fmt.Errorf("audit: %w", err)

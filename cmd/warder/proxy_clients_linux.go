@@ -117,7 +117,14 @@ func (f *clientFollower) record(ctx context.Context, list []proxy.Client) {
 			}
 		}
 	}
-	f.owed, f.recorded = r, f.app.audit.Append(ctx, r)
+	f.owed, f.recorded = r, f.append(ctx, r)
+}
+
+// append gives the log a record, which it may have no room for while its disk hangs.
+func (f *clientFollower) append(ctx context.Context, r *audit.Record) *audit.Future {
+	ctx, cancel := context.WithTimeout(ctx, followEvery)
+	defer cancel()
+	return f.app.audit.Append(ctx, r)
 }
 
 // settle writes again what the log refused.
@@ -131,7 +138,7 @@ func (f *clientFollower) settle(ctx context.Context) {
 	case err == nil:
 		f.owed, f.recorded = nil, nil
 	case wait.Err() == nil:
-		f.recorded = f.app.audit.Append(ctx, f.owed)
+		f.recorded = f.append(ctx, f.owed)
 	}
 }
 
