@@ -63,7 +63,7 @@ func TestCloseWaitsForALoginUnderWay_I7(t *testing.T) { // I7
 		closed := make(chan error, 1)
 		go func() { closed <- r.vault.close(ctx) }()
 		for !r.closing() {
-			time.Sleep(time.Millisecond)
+			time.Sleep(time.Millisecond) // nothing tells that the end has begun
 		}
 		if _, err := r.vault.session(t.Context()); !errors.Is(err, errClosed) {
 			t.Errorf("a login after the end: %v", err)

@@ -200,7 +200,8 @@ func (l *login) isDead(now time.Time) bool {
 	return l.dead || (!l.expires.mono.IsZero() && l.expires.passed(now))
 }
 
-// revokeSelf gives up a token that is not accepted; its own end is the backstop.
+// revokeSelf gives up a token that is not accepted. One that Vault does not take back is
+// told by its accessor, since it may have no end of its own.
 func (v *vault) revokeSelf(ctx context.Context, l *login) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*v.conn.timeout)
 	defer cancel()
